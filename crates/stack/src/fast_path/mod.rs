@@ -4,6 +4,7 @@
 //! through the parsers of the slow path, which find the reason: without this module, the stack
 //! would behave the same.
 
+pub(crate) mod family;
 pub(crate) mod plain;
 mod tcp;
 pub(crate) mod template;

@@ -1,18 +1,15 @@
 //! Plain packets: whole packets on untagged Ethernet, without IP options, extension headers or
 //! fragments. The checks that UDP and TCP share.
 
-use tidegate_wire::{EthernetHeader, Ipv4Header, Ipv6Header, MacAddr, Medium, Sum, UdpHeader};
+use tidegate_wire::{EthernetHeader, MacAddr, Medium, Sum};
 
 pub(crate) const LINK_BYTES: usize = EthernetHeader::BYTES;
 /// First byte of an IPv4 header without options: version 4, header length 5 words.
 pub(crate) const IPV4_VERSION_AND_IHL: u8 = 0x45;
-/// Length of the headers in front of a UDP payload: Ethernet, IPv4 and UDP.
-pub(crate) const HEADERS_V4_BYTES: usize = LINK_BYTES + Ipv4Header::BYTES + UdpHeader::BYTES;
-pub(crate) const HEADERS_V6_BYTES: usize = LINK_BYTES + Ipv6Header::BYTES + UdpHeader::BYTES;
 
 /// Copies the `M` bytes at offset `at`.
 #[inline(always)]
-pub(crate) fn array_at<const M: usize, const N: usize>(bytes: &[u8; N], at: usize) -> [u8; M] {
+pub(crate) fn array_at<const M: usize>(bytes: &[u8], at: usize) -> [u8; M] {
     let mut part = [0; M];
     part.copy_from_slice(&bytes[at..at + M]);
     part
@@ -45,17 +42,13 @@ impl PlainLink {
     }
 
     #[inline(always)]
-    pub(crate) fn matches(self, head: &[u8; HEADERS_V4_BYTES]) -> bool {
+    pub(crate) fn matches(self, head: &[u8]) -> bool {
         u64::from_le_bytes(array_at(head, 0)) << Self::MASK_SHIFT_BITS == self.0
     }
 }
 
 #[inline(always)]
-pub(crate) fn write_at<const N: usize, const M: usize>(
-    bytes: &mut [u8; N],
-    at: usize,
-    value: [u8; M],
-) {
+pub(crate) fn write_at<const M: usize>(bytes: &mut [u8], at: usize, value: [u8; M]) {
     bytes[at..at + M].copy_from_slice(&value);
 }
 
@@ -63,7 +56,7 @@ pub(crate) fn write_at<const N: usize, const M: usize>(
 
 /// Checksum of an IPv4 header of 20 bytes behind an Ethernet header.
 #[inline(always)]
-pub(crate) fn ipv4_header_sum(head: &[u8; HEADERS_V4_BYTES]) -> Sum {
+pub(crate) fn ipv4_header_sum(head: &[u8]) -> Sum {
     let words = [u64::from_ne_bytes(array_at(head, 14)), u64::from_ne_bytes(array_at(head, 22))];
     let last = u32::from_ne_bytes(array_at(head, 30));
     Sum::of_words([words[0], words[1], u64::from(last)])

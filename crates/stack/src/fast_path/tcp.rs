@@ -5,25 +5,15 @@
 //! layers. A packet that is not plain and valid takes the slow path through the parsers, which
 //! find the reason. The stack behaves the same without this module.
 
-use std::net::Ipv6Addr;
-
 use tidegate_memory::{Arena, Checksum, Frame};
-use tidegate_wire::{EtherType, Ipv4Header, Ipv6Header, Protocol, Sum, TcpHeader, tcp};
+use tidegate_wire::{EtherType, Protocol, Sum, TcpHeader, tcp};
 
-use super::plain::{
-    IPV4_VERSION_AND_IHL, LINK_BYTES, array_at, ipv4_header_sum, is_plain_source_v4,
-    is_plain_source_v6, write_at,
-};
+use super::family::{Family, V4, V6};
+use super::plain::array_at;
 use super::template::HeaderTemplate;
 use crate::AddressOwnership;
 use crate::interface::Interface;
 use crate::tcp::{FourTuple, OutSegment, Segment, TcpTable};
-
-/// Bytes up to the end of the fixed TCP header.
-const HEAD_V4_BYTES: usize = LINK_BYTES + Ipv4Header::BYTES + TcpHeader::BYTES;
-const HEAD_V6_BYTES: usize = LINK_BYTES + Ipv6Header::BYTES + TcpHeader::BYTES;
-const TCP_V4_OFFSET: usize = LINK_BYTES + Ipv4Header::BYTES;
-const TCP_V6_OFFSET: usize = LINK_BYTES + Ipv6Header::BYTES;
 
 /// TCP segment of a plain packet.
 struct PlainSegment<'a> {
@@ -37,7 +27,7 @@ struct PlainSegment<'a> {
 /// True when a frame looks like one that [`TcpTable::handle_plain`] accepts.
 #[inline(always)]
 pub(crate) fn may_be_plain_tcp(bytes: &[u8]) -> bool {
-    let Some(head) = bytes.first_chunk::<HEAD_V4_BYTES>() else { return false };
+    let Some(head) = bytes.get(..V4::TRANSPORT_OFFSET + TcpHeader::BYTES) else { return false };
     match u16::from_be_bytes(array_at(head, 12)) {
         ethertype if ethertype == EtherType::IPV4.0 => head[23] == Protocol::TCP.0,
         ethertype if ethertype == EtherType::IPV6.0 => head[20] == Protocol::TCP.0,
@@ -58,9 +48,9 @@ impl TcpTable {
         let bytes = arena.bytes(&frame);
         let plain = match bytes.get(12) {
             Some(&high) if u16::from(high) << 8 == EtherType::IPV4.0 & 0xff00 => {
-                interface.plain_tcp_v4(bytes)
+                interface.plain_segment::<V4>(bytes)
             }
-            _ => interface.plain_tcp_v6(bytes),
+            _ => interface.plain_segment::<V6>(bytes),
         };
         let Some(plain) = plain else { return Some(frame) };
         if frame.is_unchecked() && !plain.pseudo_sum.with(plain.segment).is_valid_nonzero() {
@@ -85,46 +75,22 @@ impl TcpTable {
 }
 
 impl Interface {
+    /// Segment of a frame that is plain and valid, except for what the TCP header says.
     #[inline(always)]
-    fn plain_tcp_v4<'a>(&self, bytes: &'a [u8]) -> Option<PlainSegment<'a>> {
-        let head = bytes.first_chunk::<HEAD_V4_BYTES>()?;
-        let packet_bytes = usize::from(u16::from_be_bytes(array_at(head, 16)));
-        let (from, to) = (array_at(head, 26), array_at(head, 30));
-        let plain = self.plain_link.matches(head.first_chunk()?)
-            && head[14] == IPV4_VERSION_AND_IHL
-            && u16::from_be_bytes(array_at(head, 20)) & 0x3fff == 0
-            && ipv4_header_sum(head.first_chunk()?).is_valid_nonzero()
-            && is_plain_source_v4(from)
-            && self.addresses.is_for_us_v4(from, to);
-        let segment = bytes.get(TCP_V4_OFFSET..LINK_BYTES + packet_bytes)?;
-        let pseudo_sum = Sum::of_words([u64::from_ne_bytes(array_at(head, 26))])
+    fn plain_segment<'a, F: Family>(&self, bytes: &'a [u8]) -> Option<PlainSegment<'a>> {
+        let head = bytes.get(..F::TRANSPORT_OFFSET + TcpHeader::BYTES)?;
+        let addresses = F::addresses(head);
+        let plain = self.plain_link.matches(head)
+            && F::is_plain_tcp(head)
+            && F::is_for_us(&self.addresses, addresses);
+        let segment = bytes.get(F::TRANSPORT_OFFSET..F::packet_end(head))?;
+        let pseudo_sum = F::address_sum(addresses)
             .with_u16(Protocol::TCP.0.into())
             .with_u16(segment.len() as u16);
         plain.then(|| PlainSegment {
-            tuple: FourTuple::v4(to, from, array_at(head, TCP_V4_OFFSET)),
+            tuple: F::four_tuple(addresses, array_at(head, F::TRANSPORT_OFFSET)),
             segment,
-            traffic_class: head[15],
-            pseudo_sum,
-        })
-    }
-
-    #[inline(always)]
-    fn plain_tcp_v6<'a>(&self, bytes: &'a [u8]) -> Option<PlainSegment<'a>> {
-        let head = bytes.first_chunk::<HEAD_V6_BYTES>()?;
-        let segment_bytes = usize::from(u16::from_be_bytes(array_at(head, 18)));
-        let (from, to): ([u8; 16], [u8; 16]) = (array_at(head, 22), array_at(head, 38));
-        let plain = self.plain_link.matches(head.first_chunk()?)
-            && head[14] >> 4 == 6
-            && is_plain_source_v6(from)
-            && self.addresses.is_local_v6(Ipv6Addr::from(to))
-            && self.addresses.is_other_v6(Ipv6Addr::from(from));
-        let segment = bytes.get(TCP_V6_OFFSET..TCP_V6_OFFSET + segment_bytes)?;
-        let pseudo_sum =
-            Sum::of(&head[22..54]).with_u16(Protocol::TCP.0.into()).with_u16(segment.len() as u16);
-        plain.then(|| PlainSegment {
-            tuple: FourTuple::v6(to, from, array_at(head, TCP_V6_OFFSET)),
-            segment,
-            traffic_class: head[14] << 4 | head[15] >> 4,
+            traffic_class: F::traffic_class(head),
             pseudo_sum,
         })
     }
@@ -141,7 +107,7 @@ impl Interface {
         mut frame: Frame,
     ) {
         let is_v4 = out.tuple.is_v4();
-        let tcp_offset = if is_v4 { TCP_V4_OFFSET } else { TCP_V6_OFFSET };
+        let tcp_offset = if is_v4 { V4::TRANSPORT_OFFSET } else { V6::TRANSPORT_OFFSET };
         let options = out.options.as_bytes();
         let header_bytes = TcpHeader::BYTES + options.len();
         frame.retreat(tcp_offset + header_bytes);
@@ -152,8 +118,8 @@ impl Interface {
             return arena.free(frame);
         };
         let pseudo = match is_v4 {
-            true => template.emit_tcp_v4(head, segment.len(), traffic_class),
-            false => template.emit_tcp_v6(head, segment.len(), traffic_class),
+            true => template.emit_tcp::<V4>(head, segment.len(), traffic_class),
+            false => template.emit_tcp::<V6>(head, segment.len(), traffic_class),
         };
         out.emit(segment, if partial { pseudo.fold() } else { 0 });
         if partial {
@@ -164,37 +130,5 @@ impl Interface {
             frame.set_checksum(Checksum::Unknown);
         }
         self.push_transmit(arena, frame);
-    }
-}
-
-impl HeaderTemplate {
-    /// Writes the headers in front of a segment of `segment_bytes`. Returns the sum of the
-    /// pseudo-header.
-    #[inline(always)]
-    fn emit_tcp_v4(&self, head: &mut [u8], segment_bytes: usize, traffic_class: u8) -> Sum {
-        let Some(head) = head.first_chunk_mut::<TCP_V4_OFFSET>() else { return Sum::ZERO };
-        self.copy_to(head);
-        let total_bytes = (segment_bytes + Ipv4Header::BYTES) as u16;
-        head[15] = traffic_class;
-        write_at(head, 16, total_bytes.to_be_bytes());
-        head[23] = Protocol::TCP.0;
-        let words =
-            [u64::from_ne_bytes(array_at(head, 14)), u64::from_ne_bytes(array_at(head, 22))];
-        let last = u64::from(u32::from_ne_bytes(array_at(head, 30)));
-        write_at(head, 24, Sum::of_words([words[0], words[1], last]).checksum().to_be_bytes());
-        Sum::of_words([u64::from_ne_bytes(array_at(head, 26))])
-            .with_u16(Protocol::TCP.0.into())
-            .with_u16(segment_bytes as u16)
-    }
-
-    /// IPv6 counterpart of [`HeaderTemplate::emit_tcp_v4`].
-    #[inline(always)]
-    fn emit_tcp_v6(&self, head: &mut [u8], segment_bytes: usize, traffic_class: u8) -> Sum {
-        let Some(head) = head.first_chunk_mut::<TCP_V6_OFFSET>() else { return Sum::ZERO };
-        self.copy_to(head);
-        write_at(head, 14, [0x60 | traffic_class >> 4, traffic_class << 4]);
-        write_at(head, 18, (segment_bytes as u16).to_be_bytes());
-        head[20] = Protocol::TCP.0;
-        Sum::of(&head[22..54]).with_u16(Protocol::TCP.0.into()).with_u16(segment_bytes as u16)
     }
 }

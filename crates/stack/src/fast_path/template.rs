@@ -1,13 +1,14 @@
 //! Precomputed headers of packets on a path.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use tidegate_memory::{Arena, Checksum, Frame, PackedChecksum};
 use tidegate_wire::{
     EtherType, EthernetHeader, Ipv4Header, Ipv6Header, MacAddr, Protocol, Sum, UdpHeader, checksum,
 };
 
-use super::plain::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, LINK_BYTES, array_at, write_at};
+use super::family::{Family, PortPair, V4, V6, ones_complement_add};
+use super::plain::{LINK_BYTES, write_at};
 
 const UDP_BYTES: usize = UdpHeader::BYTES;
 
@@ -22,51 +23,16 @@ pub(crate) struct HeaderTemplate {
     pseudo_sum: u16,
 }
 
-/// Source and destination port in header byte order.
-#[derive(Clone, Copy)]
-pub(crate) struct PortPair(u32);
-
-impl PortPair {
-    /// Ports of a transport header that begins with `bytes`.
-    #[inline(always)]
-    pub(crate) fn from_header(bytes: [u8; 4]) -> Self {
-        Self(u32::from_ne_bytes(bytes))
-    }
-
-    #[inline(always)]
-    pub(crate) fn new(source: u16, destination: u16) -> Self {
-        Self((u32::from(source) << 16 | u32::from(destination)).to_be())
-    }
-
-    #[inline(always)]
-    pub(crate) fn source(self) -> u16 {
-        (u32::from_be(self.0) >> 16) as u16
-    }
-
-    /// Source and destination exchanged, for replies.
-    #[inline(always)]
-    pub(crate) fn swapped(self) -> Self {
-        Self(self.0.rotate_left(16))
-    }
-}
-
-/// One's complement sum of two numbers (RFC 1071).
-#[inline(always)]
-fn ones_complement_add(a: u16, b: u16) -> u16 {
-    let (sum, carry) = a.overflowing_add(b);
-    sum + u16::from(carry)
-}
-
 /// Extends a frame with `len` bytes of payload over the headers that were written in front.
 #[inline(always)]
-pub(crate) fn prepend_headers<const HEADERS: usize>(
+pub(crate) fn prepend_headers<F: Family>(
     arena: &Arena,
     frame: &mut Frame,
     len: usize,
     checksum: PackedChecksum,
 ) -> bool {
     frame.set_packed_checksum(checksum);
-    arena.prepend(frame, HEADERS, len + HEADERS)
+    arena.prepend(frame, F::UDP_HEADERS_BYTES, len + F::UDP_HEADERS_BYTES)
 }
 
 impl HeaderTemplate {
@@ -109,77 +75,68 @@ impl HeaderTemplate {
         Some(Self { bytes, header_sum, pseudo_sum })
     }
 
-    /// Copies the first `N` bytes.
-    #[inline(always)]
-    pub(crate) fn copy_to<const N: usize>(&self, head: &mut [u8; N]) {
-        head.copy_from_slice(&self.bytes[..N]);
-    }
-
     /// True if packets made from the template have this source address.
     #[inline(always)]
     pub(crate) fn is_from(&self, source: IpAddr) -> bool {
         match source {
-            IpAddr::V4(v4) => self.source_v4() == v4,
-            IpAddr::V6(v6) => self.source_v6() == v6,
+            IpAddr::V4(v4) => self.source::<V4>() == v4,
+            IpAddr::V6(v6) => self.source::<V6>() == v6,
         }
     }
 
+    /// Source address of packets made from a template of this family.
     #[inline(always)]
-    pub(crate) fn source_v4(&self) -> Ipv4Addr {
-        array_at::<4, 54>(&self.bytes, LINK_BYTES + 12).into()
-    }
-
-    #[inline(always)]
-    pub(crate) fn source_v6(&self) -> Ipv6Addr {
-        array_at::<16, 54>(&self.bytes, LINK_BYTES + 8).into()
+    pub(crate) fn source<F: Family>(&self) -> F::Address {
+        F::source(&self.bytes)
     }
 
     /// Writes the headers of a datagram in front of its payload. Returns the checksum state of the
     /// frame: complete, or only the pseudo-header's sum when the device completes the checksum
     /// (`partial`).
     #[inline(always)]
-    pub(crate) fn emit_v4(
+    pub(crate) fn emit_udp<F: Family>(
         &self,
-        head: &mut [u8; HEADERS_V4_BYTES],
+        head: &mut F::UdpHead,
         payload: &[u8],
         ports: PortPair,
         partial: bool,
     ) -> PackedChecksum {
-        const PARTIAL: PackedChecksum =
-            PackedChecksum::new(Checksum::Partial { start: 34, offset: 6 });
+        let at = F::TRANSPORT_OFFSET;
         let udp_bytes = (payload.len() + UDP_BYTES) as u16;
-        let total_bytes = udp_bytes + Ipv4Header::BYTES as u16;
-        head[..34].copy_from_slice(&self.bytes[..34]);
-        write_at(head, 16, total_bytes.to_be_bytes());
-        write_at(
-            head,
-            24,
-            (!ones_complement_add(self.header_sum, total_bytes.to_be())).to_ne_bytes(),
-        );
-        write_at(head, 34, ports.0.to_ne_bytes());
-        write_at(head, 38, udp_bytes.to_be_bytes());
-        write_at(head, 40, self.udp_checksum(ports, payload, partial));
-        if partial { PARTIAL } else { PackedChecksum::new(Checksum::Unknown) }
+        let head = head.as_mut();
+        head[..at].copy_from_slice(&self.bytes[..at]);
+        F::put_udp_length(head, udp_bytes, self.header_sum);
+        write_at(head, at, ports.0.to_ne_bytes());
+        write_at(head, at + 4, udp_bytes.to_be_bytes());
+        write_at(head, at + 6, self.udp_checksum(ports, payload, partial));
+        match partial {
+            true => {
+                const {
+                    PackedChecksum::new(Checksum::Partial {
+                        start: F::TRANSPORT_OFFSET as u16,
+                        offset: 6,
+                    })
+                }
+            }
+            false => PackedChecksum::new(Checksum::Unknown),
+        }
     }
 
-    /// IPv6 counterpart of [`HeaderTemplate::emit_v4`].
+    /// Writes the headers in front of a segment of `segment_bytes`. Returns the sum of the
+    /// pseudo-header.
     #[inline(always)]
-    pub(crate) fn emit_v6(
+    pub(crate) fn emit_tcp<F: Family>(
         &self,
-        head: &mut [u8; HEADERS_V6_BYTES],
-        payload: &[u8],
-        ports: PortPair,
-        partial: bool,
-    ) -> PackedChecksum {
-        const PARTIAL: PackedChecksum =
-            PackedChecksum::new(Checksum::Partial { start: 54, offset: 6 });
-        let udp_bytes = (payload.len() + UDP_BYTES) as u16;
-        head[..54].copy_from_slice(&self.bytes);
-        write_at(head, 18, udp_bytes.to_be_bytes());
-        write_at(head, 54, ports.0.to_ne_bytes());
-        write_at(head, 58, udp_bytes.to_be_bytes());
-        write_at(head, 60, self.udp_checksum(ports, payload, partial));
-        if partial { PARTIAL } else { PackedChecksum::new(Checksum::Unknown) }
+        head: &mut [u8],
+        segment_bytes: usize,
+        traffic_class: u8,
+    ) -> Sum {
+        let Some(head) = head.get_mut(..F::TRANSPORT_OFFSET) else { return Sum::ZERO };
+        head.copy_from_slice(&self.bytes[..F::TRANSPORT_OFFSET]);
+        F::put_tcp_fields(head, segment_bytes, traffic_class);
+        F::address_sum(F::addresses(head))
+            .with_u16(Protocol::TCP.0.into())
+            .with_u16(segment_bytes as u16)
     }
 
     /// Value of the UDP checksum field.

@@ -8,8 +8,9 @@ use tidegate_wire::{DropReason, Icmpv4Message, Icmpv6Message};
 use super::QuotedPacket;
 use crate::fast_path::template::HeaderTemplate;
 use crate::interface::Interface;
-use crate::ip::packet::{IcmpErrorKind, Packet, is_ipv4};
+use crate::ip::packet::{IcmpErrorKind, Packet};
 use crate::ip::path::Path;
+use crate::ip::version::is_ipv4;
 use crate::link::LinkMeta;
 
 impl Interface {

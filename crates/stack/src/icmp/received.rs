@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use tidegate_wire::ipv6_extension::{Extension, ExtensionWalk};
 use tidegate_wire::{DropReason, Ipv4Header, Ipv6Header, Protocol};
 
-use crate::ip::packet::is_ipv4;
+use crate::ip::version::is_ipv4;
 
 /// ICMP error received about a packet that this host sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,9 +14,10 @@ use tidegate_wire::{DropReason, Ipv4Header, Ipv6Header, Sum, checksum};
 
 use crate::interface::Interface;
 use crate::ip::address::{AddressKind, can_be_source_v4, can_be_source_v6, is_link_local};
-use crate::ip::packet::{ForwardError, ForwardMeta, IcmpErrorKind, Packet, RxVerdict, is_ipv4};
+use crate::ip::packet::{ForwardError, ForwardMeta, IcmpErrorKind, Packet, RxVerdict};
 use crate::ip::path::Path;
 use crate::ip::transit::{LocalPacket, TransitPacket};
+use crate::ip::version::is_ipv4;
 use crate::link::LinkMeta;
 
 /// Offsets of time to live and checksum in an IPv4 header.

@@ -13,3 +13,4 @@ pub(crate) mod path_mtu;
 pub(crate) mod reassembly;
 pub(crate) mod route;
 pub(crate) mod transit;
+pub(crate) mod version;

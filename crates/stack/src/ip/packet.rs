@@ -9,12 +9,6 @@ use tidegate_wire::{ArpPacket, DropReason, MacAddr, Protocol};
 use crate::icmp::{QuotedPacket, ReceivedIcmpError};
 use crate::neighbour::NeighbourClaim;
 
-/// True if `packet` begins like an IPv4 packet.
-#[inline]
-pub(crate) fn is_ipv4(packet: &[u8]) -> bool {
-    packet.first().is_some_and(|first| first >> 4 == 4)
-}
-
 /// Result of the IP layer for a received packet.
 pub(crate) enum IpInput<'p> {
     /// Payload for UDP or TCP.

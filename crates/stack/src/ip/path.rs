@@ -1,10 +1,10 @@
 //! Path cache: everything needed to send to a destination.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
 use tidegate_wire::MacAddr;
 
-use crate::fast_path::plain::{HEADERS_V4_BYTES, HEADERS_V6_BYTES};
+use crate::fast_path::family::Family;
 use crate::fast_path::template::HeaderTemplate;
 use crate::random::HashKey;
 
@@ -76,26 +76,14 @@ impl PathCache {
     /// Headers for datagrams with `len` bytes of payload to `destination`, if the fast path
     /// applies.
     #[inline(always)]
-    pub(crate) fn template_v4(
+    pub(crate) fn template<F: Family>(
         &self,
         now_ns: u64,
-        destination: Ipv4Addr,
+        destination: F::Address,
         len: usize,
     ) -> Option<&HeaderTemplate> {
         let path = self.get(now_ns, destination.into())?;
-        (len + HEADERS_V4_BYTES <= path.max_plain_frame_bytes).then_some(&path.template)
-    }
-
-    /// IPv6 counterpart of [`PathCache::template_v4`].
-    #[inline(always)]
-    pub(crate) fn template_v6(
-        &self,
-        now_ns: u64,
-        destination: Ipv6Addr,
-        len: usize,
-    ) -> Option<&HeaderTemplate> {
-        let path = self.get(now_ns, destination.into())?;
-        (len + HEADERS_V6_BYTES <= path.max_plain_frame_bytes).then_some(&path.template)
+        (len + F::UDP_HEADERS_BYTES <= path.max_plain_frame_bytes).then_some(&path.template)
     }
 
     /// Stores a path.

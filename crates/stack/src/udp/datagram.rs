@@ -1,14 +1,14 @@
 //! Received datagrams.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 use tidegate_memory::{Arena, Frame};
-use tidegate_wire::{Ipv4Header, Ipv6Header, UdpHeader};
 
-use crate::fast_path::plain::array_at;
+use super::family::DatagramFamily;
+use crate::fast_path::family::RawTuple;
 
 /// Bytes of a packet: in the frame that the device received, or in an allocation of their own
 /// after reassembly.
@@ -61,8 +61,8 @@ impl Payload {
 
 /// Entry of a socket's receive queue.
 pub(crate) enum QueuedDatagram {
-    /// Payload of a plain IPv4 datagram. The headroom in front of the payload holds the UDP header
-    /// and an IPv4 header without options. The source port is not zero.
+    /// Payload of a plain IPv4 datagram. The headroom in front of the payload holds the headers: UDP,
+    /// IPv4 without options, and Ethernet. The source port is not zero.
     V4(Frame),
     /// Payload of a plain IPv6 datagram: as [`Self::V4`], with an IPv6 header without extensions.
     V6(Frame),
@@ -70,24 +70,24 @@ pub(crate) enum QueuedDatagram {
     WithMetadata,
 }
 
-/// Length in bytes of the IP and UDP headers in front of the payload of a plain datagram.
-pub(crate) const IP_UDP_HEADERS_V4_BYTES: usize = Ipv4Header::BYTES + UdpHeader::BYTES;
-pub(crate) const IP_UDP_HEADERS_V6_BYTES: usize = Ipv6Header::BYTES + UdpHeader::BYTES;
-
-/// Source address and port, and destination address, from the headers of an IPv4 datagram.
-#[inline]
-pub(crate) fn parse_addresses_v4(head: &[u8; IP_UDP_HEADERS_V4_BYTES]) -> (SocketAddr, IpAddr) {
-    let address = |at| Ipv4Addr::from(array_at::<4, IP_UDP_HEADERS_V4_BYTES>(head, at));
-    let port = u16::from_be_bytes(array_at(head, 20));
-    (SocketAddr::new(address(12).into(), port), address(16).into())
+/// Header fields of a received datagram.
+#[derive(Clone, Copy)]
+pub(crate) struct HeaderFields {
+    pub(crate) remote: SocketAddr,
+    pub(crate) local: IpAddr,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
 }
 
-/// As [`parse_addresses_v4`], for IPv6.
-#[inline]
-pub(crate) fn parse_addresses_v6(head: &[u8; IP_UDP_HEADERS_V6_BYTES]) -> (SocketAddr, IpAddr) {
-    let address = |at| Ipv6Addr::from(array_at::<16, IP_UDP_HEADERS_V6_BYTES>(head, at));
-    let port = u16::from_be_bytes(array_at(head, 40));
-    (SocketAddr::new(address(8).into(), port), address(24).into())
+impl HeaderFields {
+    /// Reads the headers in front of the payload of a plain datagram.
+    #[inline]
+    pub(crate) fn of_plain<F: DatagramFamily>(frame: &Frame, arena: &Arena) -> Option<Self> {
+        let head = F::head(arena, frame)?.as_ref();
+        let (remote, local) = RawTuple::<F>::from_head(head).app_addresses(false);
+        let (hop_limit, traffic_class) = (F::hop_limit(head), F::traffic_class(head));
+        Some(Self { remote, local, hop_limit, traffic_class })
+    }
 }
 
 /// Received datagram.
@@ -108,38 +108,15 @@ pub struct Datagram {
 }
 
 impl Datagram {
-    /// Makes a datagram of a [`QueuedDatagram::V4`] entry.
+    /// Makes a datagram of the entry of a plain datagram.
     #[inline]
-    pub(crate) fn from_plain_v4(frame: Frame, arena: &Arena) -> Self {
-        let Some(head) = arena.headers::<IP_UDP_HEADERS_V4_BYTES>(&frame) else {
+    pub(crate) fn from_plain<F: DatagramFamily>(frame: Frame, arena: &Arena) -> Self {
+        let Some(fields) = HeaderFields::of_plain::<F>(&frame, arena) else {
             debug_assert!(false, "a queued datagram has no headers in its headroom");
             return Self::unknown(frame);
         };
-        let (remote, local) = parse_addresses_v4(head);
-        Self {
-            remote,
-            local,
-            hop_limit: head[8],
-            traffic_class: head[1],
-            payload: Payload::Frame(frame),
-        }
-    }
-
-    /// Makes a datagram of a [`QueuedDatagram::V6`] entry.
-    #[inline]
-    pub(crate) fn from_plain_v6(frame: Frame, arena: &Arena) -> Self {
-        let Some(head) = arena.headers::<IP_UDP_HEADERS_V6_BYTES>(&frame) else {
-            debug_assert!(false, "a queued datagram has no headers in its headroom");
-            return Self::unknown(frame);
-        };
-        let (remote, local) = parse_addresses_v6(head);
-        Self {
-            remote,
-            local,
-            hop_limit: head[7],
-            traffic_class: head[0] << 4 | head[1] >> 4,
-            payload: Payload::Frame(frame),
-        }
+        let HeaderFields { remote, local, hop_limit, traffic_class } = fields;
+        Self { payload: Payload::Frame(frame), remote, local, hop_limit, traffic_class }
     }
 
     #[cold]
@@ -152,6 +129,11 @@ impl Datagram {
             hop_limit: 0,
             traffic_class: 0,
         }
+    }
+
+    pub(crate) fn fields(&self) -> HeaderFields {
+        let Self { remote, local, hop_limit, traffic_class, .. } = *self;
+        HeaderFields { remote, local, hop_limit, traffic_class }
     }
 
     /// Payload.

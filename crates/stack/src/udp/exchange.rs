@@ -3,17 +3,18 @@
 //! A reply returns to the sender of the request, from the address that received the request. So
 //! most of what sending has to look up is known already.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::arena::FreeBatch;
 use tidegate_memory::fifo::PushBatch;
 use tidegate_memory::{Arena, Frame, PackedChecksum};
 
+use super::family::{DatagramFamily, ReplyBuffers};
 use super::socket::Socket;
 use super::{Datagram, Payload, QueuedDatagram, SendEnds, UdpId, UdpTable};
 use crate::Counters;
-use crate::fast_path::plain::{HEADERS_V4_BYTES, HEADERS_V6_BYTES, array_at};
-use crate::fast_path::template::{HeaderTemplate, PortPair};
+use crate::fast_path::family::{Family, RawTuple, V4, V6};
+use crate::fast_path::template::HeaderTemplate;
 use crate::interface::Interface;
 use crate::ip::path::PathCache;
 
@@ -42,113 +43,44 @@ pub struct InPlaceRequest<'a> {
     pub to: IpAddr,
 }
 
-/// Four-tuple of a queued datagram in header byte order. `A` is the length of an address in bytes,
-/// `B` is twice that length.
-#[derive(Clone, Copy)]
-struct RawFourTuple<const A: usize, const B: usize> {
-    /// Remote address, then local address.
-    addresses: [u8; B],
-    /// Remote port, then local port.
-    ports: PortPair,
-}
-
-impl RawFourTuple<4, 8> {
-    #[inline(always)]
-    fn from_headers_v4(head: &[u8; HEADERS_V4_BYTES]) -> Self {
-        Self { addresses: array_at(head, 26), ports: PortPair::from_header(array_at(head, 34)) }
-    }
-}
-
-impl RawFourTuple<16, 32> {
-    #[inline(always)]
-    fn from_headers_v6(head: &[u8; HEADERS_V6_BYTES]) -> Self {
-        Self { addresses: array_at(head, 22), ports: PortPair::from_header(array_at(head, 54)) }
-    }
-}
-
-impl<const A: usize, const B: usize> RawFourTuple<A, B> {
-    /// Remote and local address.
-    #[inline(always)]
-    fn split_addresses(&self) -> ([u8; A], [u8; A]) {
-        (array_at(&self.addresses, 0), array_at(&self.addresses, A))
-    }
-
-    /// Sender and local address in the form that the application sees. `mapped` selects IPv4-mapped
-    /// IPv6 addresses (RFC 4291 section 2.5.5.2).
-    #[inline(always)]
-    fn app_addresses(&self, mapped: bool) -> (SocketAddr, IpAddr)
-    where
-        IpAddr: From<[u8; A]>,
-    {
-        let ip = |address: [u8; A]| match IpAddr::from(address) {
-            IpAddr::V4(v4) if mapped => v4.to_ipv6_mapped().into(),
-            ip => ip,
-        };
-        let (remote, local) = self.split_addresses();
-        (SocketAddr::new(ip(remote), self.ports.source()), ip(local))
-    }
-}
-
 /// Path state of the replies of one socket.
-struct ReplyPath<'a, const N: usize> {
+struct ReplyPath<'a, F: Family> {
     now_ns: u64,
     paths: &'a PathCache,
     /// The application sees IPv4-mapped IPv6 addresses.
     mapped: bool,
     /// Route of the previous reply.
-    cached: CachedRoute<'a, N>,
+    cached: CachedRoute<'a, F>,
 }
 
 /// Route of a reply, cached because the next reply often has the same destination.
-struct CachedRoute<'a, const N: usize> {
-    /// Remote address, then local address.
-    addresses: [u8; N],
+struct CachedRoute<'a, F: Family> {
+    /// Addresses of the request.
+    addresses: F::AddressPair,
     template: &'a HeaderTemplate,
     /// Largest payload in bytes that can take the fast path.
     max_bytes: usize,
 }
 
-impl<const N: usize> CachedRoute<'_, N> {
-    const NONE: Self = Self { addresses: [0xff; N], template: &HeaderTemplate::NONE, max_bytes: 0 };
-}
-
-impl<'a> ReplyPath<'a, 8> {
-    /// True if a reply of `len` bytes can take the fast path. Its route is in `cached` then.
-    #[inline(always)]
-    fn has_fast_path_v4(&mut self, tuple: &RawFourTuple<4, 8>, len: usize) -> bool {
-        if self.cached.addresses != tuple.addresses {
-            let (remote, local) = tuple.split_addresses();
-            let path = self.paths.get(self.now_ns, Ipv4Addr::from(remote).into());
-            let Some(path) = path else { return false };
-            if path.template.source_v4() != Ipv4Addr::from(local) {
-                return false;
-            }
-            let Some(max_bytes) = path.max_plain_frame_bytes.checked_sub(HEADERS_V4_BYTES) else {
-                return false;
-            };
-            self.cached =
-                CachedRoute { addresses: tuple.addresses, template: &path.template, max_bytes };
-        }
-        len <= self.cached.max_bytes
+impl<'a, F: Family> ReplyPath<'a, F> {
+    fn new(now_ns: u64, paths: &'a PathCache, mapped: bool) -> Self {
+        let template = &HeaderTemplate::NONE;
+        let cached = CachedRoute { addresses: F::NO_ADDRESSES, template, max_bytes: 0 };
+        Self { now_ns, paths, mapped, cached }
     }
-}
 
-impl<'a> ReplyPath<'a, 32> {
     /// True if a reply of `len` bytes can take the fast path. Its route is in `cached` then.
     #[inline(always)]
-    fn has_fast_path_v6(&mut self, tuple: &RawFourTuple<16, 32>, len: usize) -> bool {
-        if self.cached.addresses != tuple.addresses {
-            let (remote, local) = tuple.split_addresses();
-            let path = self.paths.get(self.now_ns, Ipv6Addr::from(remote).into());
-            let Some(path) = path else { return false };
-            if path.template.source_v6() != Ipv6Addr::from(local) {
+    fn has_fast_path(&mut self, addresses: F::AddressPair, len: usize) -> bool {
+        if self.cached.addresses != addresses {
+            let (remote, local) = F::split(addresses);
+            let Some(path) = self.paths.get(self.now_ns, remote.into()) else { return false };
+            if path.template.source::<F>() != local {
                 return false;
             }
-            let Some(max_bytes) = path.max_plain_frame_bytes.checked_sub(HEADERS_V6_BYTES) else {
-                return false;
-            };
-            self.cached =
-                CachedRoute { addresses: tuple.addresses, template: &path.template, max_bytes };
+            let max_bytes = path.max_plain_frame_bytes.checked_sub(F::UDP_HEADERS_BYTES);
+            let Some(max_bytes) = max_bytes else { return false };
+            self.cached = CachedRoute { addresses, template: &path.template, max_bytes };
         }
         len <= self.cached.max_bytes
     }
@@ -169,38 +101,6 @@ enum SlowPath {
     Datagram(Datagram),
 }
 
-/// Frame memory in which replies are written: the operations on the arena that both strategies
-/// need.
-trait ReplyBuffer {
-    fn free(&mut self, frame: Frame);
-
-    fn set_len(&self, frame: &mut Frame, len: usize) -> bool;
-}
-
-impl ReplyBuffer for &mut Arena {
-    #[inline(always)]
-    fn free(&mut self, frame: Frame) {
-        Arena::free(self, frame);
-    }
-
-    #[inline(always)]
-    fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
-        Arena::set_len(self, frame, len)
-    }
-}
-
-impl ReplyBuffer for FreeBatch<'_> {
-    #[inline(always)]
-    fn free(&mut self, frame: Frame) {
-        FreeBatch::free(self, frame);
-    }
-
-    #[inline(always)]
-    fn set_len(&self, frame: &mut Frame, len: usize) -> bool {
-        FreeBatch::set_len(self, frame, len)
-    }
-}
-
 /// Batch of finished replies in the transmit queue.
 struct ReplyQueue<'a> {
     queue: PushBatch<'a, Frame>,
@@ -215,9 +115,9 @@ impl<'a> ReplyQueue<'a> {
     /// Queues a frame whose first `len` bytes are the reply. The headers are in the headroom
     /// already. The queue must have space.
     #[inline(always)]
-    fn push<const HEADERS: usize>(
+    fn push<F: Family>(
         &mut self,
-        buffers: &mut impl ReplyBuffer,
+        buffers: &mut impl ReplyBuffers,
         mut frame: Frame,
         len: usize,
         checksum: PackedChecksum,
@@ -225,7 +125,7 @@ impl<'a> ReplyQueue<'a> {
         if !buffers.set_len(&mut frame, len) {
             return free_malformed(buffers, frame);
         }
-        frame.retreat(HEADERS);
+        frame.retreat(F::UDP_HEADERS_BYTES);
         frame.set_packed_checksum(checksum);
         if let Err(frame) = self.queue.push(frame) {
             free_malformed(buffers, frame);
@@ -243,24 +143,15 @@ impl Drop for ReplyQueue<'_> {
 /// Strategy for where replies are written. `PARTIAL`: the device completes checksums.
 trait ReplyStrategy {
     /// Form of access to the arena that the strategy needs.
-    type Buffers<'a>: ReplyBuffer;
+    type Buffers<'a>: ReplyBuffers;
 
     fn buffers(arena: &mut Arena) -> Self::Buffers<'_>;
 
-    /// Passes a [`QueuedDatagram::V4`] entry to the callback and queues the reply. Returns a reply
-    /// that cannot take the fast path.
-    fn respond_v4<const PARTIAL: bool>(
+    /// Passes a plain datagram to the callback and queues the reply. Returns a reply that cannot
+    /// take the fast path.
+    fn respond<F: DatagramFamily, const PARTIAL: bool>(
         &mut self,
-        reply_path: &mut ReplyPath<'_, 8>,
-        replies: &mut ReplyQueue<'_>,
-        buffers: &mut Self::Buffers<'_>,
-        frame: Frame,
-    ) -> Option<SlowPathReply>;
-
-    /// As [`ReplyStrategy::respond_v4`], for [`QueuedDatagram::V6`].
-    fn respond_v6<const PARTIAL: bool>(
-        &mut self,
-        reply_path: &mut ReplyPath<'_, 32>,
+        reply_path: &mut ReplyPath<'_, F>,
         replies: &mut ReplyQueue<'_>,
         buffers: &mut Self::Buffers<'_>,
         frame: Frame,
@@ -276,9 +167,9 @@ trait ReplyStrategy {
 }
 
 /// Strategy that writes each reply over its request.
-struct InPlace<F>(F);
+struct InPlace<R>(R);
 
-impl<F: FnMut(InPlaceRequest<'_>) -> Option<usize>> ReplyStrategy for InPlace<F> {
+impl<R: FnMut(InPlaceRequest<'_>) -> Option<usize>> ReplyStrategy for InPlace<R> {
     type Buffers<'a> = FreeBatch<'a>;
 
     #[inline(always)]
@@ -287,19 +178,19 @@ impl<F: FnMut(InPlaceRequest<'_>) -> Option<usize>> ReplyStrategy for InPlace<F>
     }
 
     #[inline(always)]
-    fn respond_v4<const PARTIAL: bool>(
+    fn respond<F: DatagramFamily, const PARTIAL: bool>(
         &mut self,
-        reply_path: &mut ReplyPath<'_, 8>,
+        reply_path: &mut ReplyPath<'_, F>,
         replies: &mut ReplyQueue<'_>,
         buffers: &mut FreeBatch<'_>,
         mut frame: Frame,
     ) -> Option<SlowPathReply> {
         let request_bytes = frame.len();
-        let Some((head, buffer)) = buffers.headers_mut(&mut frame) else {
+        let Some((head, buffer)) = F::head_mut(buffers, &mut frame) else {
             free_malformed(buffers, frame);
             return None;
         };
-        let tuple = RawFourTuple::from_headers_v4(head);
+        let tuple = RawTuple::<F>::from_head(head.as_ref());
         let (from, to) = tuple.app_addresses(reply_path.mapped);
         let len = (self.0)(InPlaceRequest { buffer: &mut *buffer, len: request_bytes, from, to });
         let Some(payload) = len.and_then(|len| buffer.get(..len)) else {
@@ -307,42 +198,12 @@ impl<F: FnMut(InPlaceRequest<'_>) -> Option<usize>> ReplyStrategy for InPlace<F>
             return None;
         };
         let len = payload.len();
-        if replies.queue.is_full() || !reply_path.has_fast_path_v4(&tuple, len) {
+        if replies.queue.is_full() || !reply_path.has_fast_path(tuple.addresses, len) {
             return Some(slow_path_reply(buffers, frame, len, tuple.app_addresses(false)));
         }
-        let ports = tuple.ports.swapped();
-        let checksum = reply_path.cached.template.emit_v4(head, payload, ports, PARTIAL);
-        replies.push::<HEADERS_V4_BYTES>(buffers, frame, len, checksum);
-        None
-    }
-
-    #[inline(always)]
-    fn respond_v6<const PARTIAL: bool>(
-        &mut self,
-        reply_path: &mut ReplyPath<'_, 32>,
-        replies: &mut ReplyQueue<'_>,
-        buffers: &mut FreeBatch<'_>,
-        mut frame: Frame,
-    ) -> Option<SlowPathReply> {
-        let request_bytes = frame.len();
-        let Some((head, buffer)) = buffers.headers_mut(&mut frame) else {
-            free_malformed(buffers, frame);
-            return None;
-        };
-        let tuple = RawFourTuple::from_headers_v6(head);
-        let (from, to) = tuple.app_addresses(reply_path.mapped);
-        let len = (self.0)(InPlaceRequest { buffer: &mut *buffer, len: request_bytes, from, to });
-        let Some(payload) = len.and_then(|len| buffer.get(..len)) else {
-            buffers.free(frame);
-            return None;
-        };
-        let len = payload.len();
-        if replies.queue.is_full() || !reply_path.has_fast_path_v6(&tuple, len) {
-            return Some(slow_path_reply(buffers, frame, len, tuple.app_addresses(false)));
-        }
-        let ports = tuple.ports.swapped();
-        let checksum = reply_path.cached.template.emit_v6(head, payload, ports, PARTIAL);
-        replies.push::<HEADERS_V6_BYTES>(buffers, frame, len, checksum);
+        let (template, ports) = (reply_path.cached.template, tuple.ports.swapped());
+        let checksum = template.emit_udp::<F>(head, payload, ports, PARTIAL);
+        replies.push::<F>(buffers, frame, len, checksum);
         None
     }
 
@@ -379,12 +240,12 @@ impl<F: FnMut(InPlaceRequest<'_>) -> Option<usize>> ReplyStrategy for InPlace<F>
 }
 
 /// Strategy that writes each reply to a separate frame.
-struct Separate<F>(F);
+struct Separate<R>(R);
 
-impl<F: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> Separate<F> {
+impl<R: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> Separate<R> {
     /// Passes a request to the callback and frees the request. Returns the reply without headers.
     #[inline(always)]
-    fn respond(
+    fn write_reply(
         &mut self,
         arena: &mut Arena,
         frame: Frame,
@@ -400,7 +261,7 @@ impl<F: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> Separate<F> {
     }
 }
 
-impl<F: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> ReplyStrategy for Separate<F> {
+impl<R: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> ReplyStrategy for Separate<R> {
     type Buffers<'a> = &'a mut Arena;
 
     #[inline(always)]
@@ -409,56 +270,30 @@ impl<F: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> ReplyStrategy for Sep
     }
 
     #[inline(always)]
-    fn respond_v4<const PARTIAL: bool>(
+    fn respond<F: DatagramFamily, const PARTIAL: bool>(
         &mut self,
-        reply_path: &mut ReplyPath<'_, 8>,
+        reply_path: &mut ReplyPath<'_, F>,
         replies: &mut ReplyQueue<'_>,
         buffers: &mut &mut Arena,
         frame: Frame,
     ) -> Option<SlowPathReply> {
-        let Some(tuple) = buffers.headers(&frame).map(RawFourTuple::from_headers_v4) else {
+        let Some(head) = F::head(buffers, &frame) else {
             free_malformed(buffers, frame);
             return None;
         };
-        let mut reply = self.respond(buffers, frame, tuple.app_addresses(reply_path.mapped))?;
+        let tuple = RawTuple::<F>::from_head(head.as_ref());
+        let mut reply = self.write_reply(buffers, frame, tuple.app_addresses(reply_path.mapped))?;
         let len = reply.len();
-        if replies.queue.is_full() || !reply_path.has_fast_path_v4(&tuple, len) {
+        if replies.queue.is_full() || !reply_path.has_fast_path(tuple.addresses, len) {
             return Some(slow_path_reply(buffers, reply, len, tuple.app_addresses(false)));
         }
-        let Some((head, buffer)) = buffers.headers_mut(&mut reply) else {
+        let Some((head, buffer)) = F::head_mut(buffers, &mut reply) else {
             free_malformed(buffers, reply);
             return None;
         };
-        let ports = tuple.ports.swapped();
-        let checksum = reply_path.cached.template.emit_v4(head, &buffer[..len], ports, PARTIAL);
-        replies.push::<HEADERS_V4_BYTES>(buffers, reply, len, checksum);
-        None
-    }
-
-    #[inline(always)]
-    fn respond_v6<const PARTIAL: bool>(
-        &mut self,
-        reply_path: &mut ReplyPath<'_, 32>,
-        replies: &mut ReplyQueue<'_>,
-        buffers: &mut &mut Arena,
-        frame: Frame,
-    ) -> Option<SlowPathReply> {
-        let Some(tuple) = buffers.headers(&frame).map(RawFourTuple::from_headers_v6) else {
-            free_malformed(buffers, frame);
-            return None;
-        };
-        let mut reply = self.respond(buffers, frame, tuple.app_addresses(reply_path.mapped))?;
-        let len = reply.len();
-        if replies.queue.is_full() || !reply_path.has_fast_path_v6(&tuple, len) {
-            return Some(slow_path_reply(buffers, reply, len, tuple.app_addresses(false)));
-        }
-        let Some((head, buffer)) = buffers.headers_mut(&mut reply) else {
-            free_malformed(buffers, reply);
-            return None;
-        };
-        let ports = tuple.ports.swapped();
-        let checksum = reply_path.cached.template.emit_v6(head, &buffer[..len], ports, PARTIAL);
-        replies.push::<HEADERS_V6_BYTES>(buffers, reply, len, checksum);
+        let (template, ports) = (reply_path.cached.template, tuple.ports.swapped());
+        let checksum = template.emit_udp::<F>(head, &buffer[..len], ports, PARTIAL);
+        replies.push::<F>(buffers, reply, len, checksum);
         None
     }
 
@@ -526,28 +361,10 @@ impl UdpTable {
             let remaining = max_datagrams - taken;
             let (count, slow_path) = match self.get(id).and_then(Socket::front) {
                 Some(QueuedDatagram::V4(_)) => {
-                    let (count, reply) = if interface.transmit_checksum {
-                        self.exchange_v4::<_, true>(
-                            interface, now_ns, arena, id, remaining, strategy,
-                        )
-                    } else {
-                        self.exchange_v4::<_, false>(
-                            interface, now_ns, arena, id, remaining, strategy,
-                        )
-                    };
-                    (count, reply.map(SlowPath::Reply))
+                    self.exchange_plain::<V4>(interface, now_ns, arena, id, remaining, strategy)
                 }
                 Some(QueuedDatagram::V6(_)) => {
-                    let (count, reply) = if interface.transmit_checksum {
-                        self.exchange_v6::<_, true>(
-                            interface, now_ns, arena, id, remaining, strategy,
-                        )
-                    } else {
-                        self.exchange_v6::<_, false>(
-                            interface, now_ns, arena, id, remaining, strategy,
-                        )
-                    };
-                    (count, reply.map(SlowPath::Reply))
+                    self.exchange_plain::<V6>(interface, now_ns, arena, id, remaining, strategy)
                 }
                 Some(QueuedDatagram::WithMetadata) => {
                     (1, self.recv(interface, arena, id).map(SlowPath::Datagram))
@@ -579,78 +396,36 @@ impl UdpTable {
         taken
     }
 
-    /// Answers IPv4 datagrams at the front of the queue, up to the first that needs the slow path.
-    /// Returns the number of datagrams taken, at least 1, and the slow-path reply of the last.
-    // A separate function, so that all its variables fit in registers.
-    #[inline(never)]
-    fn exchange_v4<P: ReplyStrategy, const PARTIAL: bool>(
+    #[inline]
+    fn exchange_plain<F: DatagramFamily>(
         &mut self,
         interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
         max_datagrams: usize,
-        strategy: &mut P,
-    ) -> (usize, Option<SlowPathReply>) {
+        strategy: &mut impl ReplyStrategy,
+    ) -> (usize, Option<SlowPath>) {
         let Some(socket) = self.get_mut(id) else { return (0, None) };
-        let limit = if socket.uses_default_headers { interface.limits.transmit_frames } else { 0 };
-        let Counters { held, delivered, transmitted, .. } = &mut interface.counters;
-        let mut reply_path = ReplyPath {
-            now_ns,
-            paths: &interface.paths,
-            mapped: socket.bound.is_ipv6(),
-            cached: CachedRoute::NONE,
+        let (count, reply) = match interface.transmit_checksum {
+            true => exchange_burst::<F, _, true>(
+                socket,
+                interface,
+                now_ns,
+                arena,
+                max_datagrams,
+                strategy,
+            ),
+            false => exchange_burst::<F, _, false>(
+                socket,
+                interface,
+                now_ns,
+                arena,
+                max_datagrams,
+                strategy,
+            ),
         };
-        let mut replies = ReplyQueue::new(interface.transmit.push_batch(limit, 0), transmitted);
-        let mut queue = socket.pop_batch(max_datagrams, held, delivered);
-        let mut buffers = P::buffers(arena);
-        while let Some(QueuedDatagram::V4(frame)) =
-            queue.next_if(|waiting| matches!(waiting, QueuedDatagram::V4(_)))
-        {
-            if let Some(reply) =
-                strategy.respond_v4::<PARTIAL>(&mut reply_path, &mut replies, &mut buffers, frame)
-            {
-                return (queue.taken(), Some(reply));
-            }
-        }
-        (queue.taken(), None)
-    }
-
-    /// Answers IPv6 datagrams at the front of the queue, up to the first that needs the slow path.
-    /// Returns the number of datagrams taken, at least 1, and the slow-path reply of the last.
-    // A separate function, so that all its variables fit in registers.
-    #[inline(never)]
-    fn exchange_v6<P: ReplyStrategy, const PARTIAL: bool>(
-        &mut self,
-        interface: &mut Interface,
-        now_ns: u64,
-        arena: &mut Arena,
-        id: UdpId,
-        max_datagrams: usize,
-        strategy: &mut P,
-    ) -> (usize, Option<SlowPathReply>) {
-        let Some(socket) = self.get_mut(id) else { return (0, None) };
-        let limit = if socket.uses_default_headers { interface.limits.transmit_frames } else { 0 };
-        let Counters { held, delivered, transmitted, .. } = &mut interface.counters;
-        let mut reply_path = ReplyPath {
-            now_ns,
-            paths: &interface.paths,
-            mapped: socket.bound.is_ipv6(),
-            cached: CachedRoute::NONE,
-        };
-        let mut replies = ReplyQueue::new(interface.transmit.push_batch(limit, 0), transmitted);
-        let mut queue = socket.pop_batch(max_datagrams, held, delivered);
-        let mut buffers = P::buffers(arena);
-        while let Some(QueuedDatagram::V6(frame)) =
-            queue.next_if(|waiting| matches!(waiting, QueuedDatagram::V6(_)))
-        {
-            if let Some(reply) =
-                strategy.respond_v6::<PARTIAL>(&mut reply_path, &mut replies, &mut buffers, frame)
-            {
-                return (queue.taken(), Some(reply));
-            }
-        }
-        (queue.taken(), None)
+        (count, reply.map(SlowPath::Reply))
     }
 
     #[inline(never)]
@@ -670,6 +445,36 @@ impl UdpTable {
             Payload::Owned(bytes) => self.send(interface, now_ns, arena, id, ends, &bytes),
         };
     }
+}
+
+/// Answers datagrams of one family at the front of the queue, up to the first that needs the slow
+/// path. Returns the number of datagrams taken, at least 1, and the slow-path reply of the last.
+// A separate function, so that all its variables fit in registers.
+#[inline(never)]
+fn exchange_burst<F: DatagramFamily, S: ReplyStrategy, const PARTIAL: bool>(
+    socket: &mut Socket,
+    interface: &mut Interface,
+    now_ns: u64,
+    arena: &mut Arena,
+    max_datagrams: usize,
+    strategy: &mut S,
+) -> (usize, Option<SlowPathReply>) {
+    let limit = if socket.uses_default_headers { interface.limits.transmit_frames } else { 0 };
+    let Counters { held, delivered, transmitted, .. } = &mut interface.counters;
+    let mut reply_path = ReplyPath::<F>::new(now_ns, &interface.paths, socket.bound.is_ipv6());
+    let mut replies = ReplyQueue::new(interface.transmit.push_batch(limit, 0), transmitted);
+    let mut queue = socket.pop_batch(max_datagrams, held, delivered);
+    let mut buffers = S::buffers(arena);
+    while let Some(QueuedDatagram::V4(frame) | QueuedDatagram::V6(frame)) =
+        queue.next_if(F::has_queued)
+    {
+        if let Some(reply) =
+            strategy.respond::<F, PARTIAL>(&mut reply_path, &mut replies, &mut buffers, frame)
+        {
+            return (queue.taken(), Some(reply));
+        }
+    }
+    (queue.taken(), None)
 }
 
 /// Allocates a frame for a reply, with all its space as data.
@@ -694,7 +499,7 @@ fn truncate_reply(arena: &mut Arena, mut frame: Frame, len: Option<usize>) -> Op
 
 #[inline(always)]
 fn slow_path_reply(
-    buffers: &impl ReplyBuffer,
+    buffers: &impl ReplyBuffers,
     mut frame: Frame,
     len: usize,
     (to, from): (SocketAddr, IpAddr),
@@ -706,7 +511,7 @@ fn slow_path_reply(
 
 /// Frees a frame that breaks an invariant: queued frames have headers, and replies have space.
 #[cold]
-fn free_malformed(buffers: &mut impl ReplyBuffer, frame: Frame) {
+fn free_malformed(buffers: &mut impl ReplyBuffers, frame: Frame) {
     debug_assert!(false, "a queued datagram has no headers, or a reply no space");
     buffers.free(frame);
 }

@@ -3,6 +3,7 @@
 mod api;
 mod datagram;
 mod exchange;
+mod family;
 mod icmp_error;
 mod id;
 mod lookup;
@@ -19,6 +20,7 @@ pub use api::QUEUE_FILL_SCALE;
 pub use datagram::Datagram;
 pub(crate) use datagram::{Payload, QueuedDatagram};
 pub use exchange::{InPlaceRequest, UdpRequest};
+pub(crate) use family::DatagramFamily;
 pub use id::UdpId;
 pub(crate) use lookup::Lookup;
 pub(crate) use migration::ExtractedUdp;

@@ -9,10 +9,9 @@ use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropReason;
 
 use super::Datagram;
-use super::datagram::{
-    DatagramSnapshot, Payload, QueuedDatagram, parse_addresses_v4, parse_addresses_v6,
-};
+use super::datagram::{DatagramSnapshot, HeaderFields, Payload, QueuedDatagram};
 use super::id::UdpId;
+use crate::fast_path::family::{V4, V6};
 use crate::{Event, Limits, SocketError};
 
 /// Options of a UDP socket.
@@ -260,8 +259,8 @@ impl Socket {
     #[inline]
     pub(crate) fn pop(&mut self, arena: &Arena) -> Option<Datagram> {
         let mut datagram = match self.pop_queued()? {
-            QueuedDatagram::V4(frame) => Datagram::from_plain_v4(frame, arena),
-            QueuedDatagram::V6(frame) => Datagram::from_plain_v6(frame, arena),
+            QueuedDatagram::V4(frame) => Datagram::from_plain::<V4>(frame, arena),
+            QueuedDatagram::V6(frame) => Datagram::from_plain::<V6>(frame, arena),
             QueuedDatagram::WithMetadata => return self.pop_with_metadata(),
         };
         datagram.remote = self.to_app_address(datagram.remote);
@@ -275,21 +274,19 @@ impl Socket {
         arena: &Arena,
         inspect: impl FnOnce(SocketAddr, IpAddr, &[u8]) -> R,
     ) -> Option<R> {
-        let (remote, local, bytes) = match self.front()? {
+        let (fields, bytes) = match self.front()? {
             QueuedDatagram::V4(frame) => {
-                let (remote, local) = parse_addresses_v4(arena.headers(frame)?);
-                (remote, local, arena.bytes(frame))
+                (HeaderFields::of_plain::<V4>(frame, arena)?, arena.bytes(frame))
             }
             QueuedDatagram::V6(frame) => {
-                let (remote, local) = parse_addresses_v6(arena.headers(frame)?);
-                (remote, local, arena.bytes(frame))
+                (HeaderFields::of_plain::<V6>(frame, arena)?, arena.bytes(frame))
             }
             QueuedDatagram::WithMetadata => {
                 let datagram = self.metadata_queue.front()?;
-                (datagram.remote, datagram.local, datagram.bytes(arena))
+                (datagram.fields(), datagram.bytes(arena))
             }
         };
-        Some(inspect(self.to_app_address(remote), self.to_app_ip(local), bytes))
+        Some(inspect(self.to_app_address(fields.remote), self.to_app_ip(fields.local), bytes))
     }
 
     /// Copies the queued datagrams out of the arena, and frees their frames.
@@ -309,39 +306,27 @@ impl Socket {
         arena: &'a Arena,
     ) -> impl Iterator<Item = DatagramSnapshot> + 'a {
         let mut with_metadata = self.metadata_queue.iter();
-        self.queue.iter().filter_map(move |waiting| match waiting {
-            QueuedDatagram::V4(frame) => {
-                let head = arena.headers(frame)?;
-                Some(self.snapshot(parse_addresses_v4(head), head[8], head[1], arena.bytes(frame)))
-            }
-            QueuedDatagram::V6(frame) => {
-                let head = arena.headers(frame)?;
-                let traffic_class = head[0] << 4 | head[1] >> 4;
-                Some(self.snapshot(
-                    parse_addresses_v6(head),
-                    head[7],
-                    traffic_class,
-                    arena.bytes(frame),
-                ))
-            }
-            QueuedDatagram::WithMetadata => {
-                let datagram = with_metadata.next()?;
-                let Datagram { remote, local, hop_limit, traffic_class, .. } = *datagram;
-                let bytes = datagram.bytes(arena);
-                Some(self.snapshot((remote, local), hop_limit, traffic_class, bytes))
-            }
+        self.queue.iter().filter_map(move |waiting| {
+            let (fields, bytes) = match waiting {
+                QueuedDatagram::V4(frame) => {
+                    (HeaderFields::of_plain::<V4>(frame, arena)?, arena.bytes(frame))
+                }
+                QueuedDatagram::V6(frame) => {
+                    (HeaderFields::of_plain::<V6>(frame, arena)?, arena.bytes(frame))
+                }
+                QueuedDatagram::WithMetadata => {
+                    let datagram = with_metadata.next()?;
+                    (datagram.fields(), datagram.bytes(arena))
+                }
+            };
+            Some(DatagramSnapshot {
+                remote: self.to_app_address(fields.remote),
+                local: self.to_app_ip(fields.local),
+                hop_limit: fields.hop_limit,
+                traffic_class: fields.traffic_class,
+                data: bytes.to_vec().into(),
+            })
         })
-    }
-
-    fn snapshot(
-        &self,
-        (remote, local): (SocketAddr, IpAddr),
-        hop_limit: u8,
-        traffic_class: u8,
-        bytes: &[u8],
-    ) -> DatagramSnapshot {
-        let (remote, local) = (self.to_app_address(remote), self.to_app_ip(local));
-        DatagramSnapshot { remote, local, hop_limit, traffic_class, data: bytes.to_vec().into() }
     }
 
     /// Drops the oldest datagrams until at most `keep` are queued. Returns the number dropped.

@@ -1,0 +1,339 @@
+//! Header layouts of the two address families. The fast paths are written once, for any [`Family`].
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use tidegate_wire::{EtherType, Ipv4Header, Ipv6Header, Protocol, Sum, UdpHeader};
+
+use super::plain::{
+    IPV4_VERSION_AND_IHL, LINK_BYTES, array_at, ipv4_header_sum, is_plain_source_v4,
+    is_plain_source_v6, write_at,
+};
+use crate::ip::address::Addresses;
+use crate::tcp::FourTuple;
+
+/// Address family of plain packets.
+///
+/// `head` is always the beginning of a frame, from the Ethernet header to the transport header or
+/// further.
+pub(crate) trait Family {
+    /// Offset of the transport header in a frame, in bytes.
+    const TRANSPORT_OFFSET: usize;
+    /// Length of the headers in front of a UDP payload, in bytes: Ethernet, IP and UDP.
+    const UDP_HEADERS_BYTES: usize = Self::TRANSPORT_OFFSET + UdpHeader::BYTES;
+    /// True if a sender may leave out the UDP checksum (RFC 768; RFC 8200 section 8.1).
+    const UDP_CHECKSUM_IS_OPTIONAL: bool;
+    /// Pair of addresses that no packet has.
+    const NO_ADDRESSES: Self::AddressPair;
+
+    type Address: Copy + PartialEq + Into<IpAddr>;
+    /// Source address and destination address in header byte order.
+    type AddressPair: Copy + PartialEq;
+    /// Headers in front of a UDP payload.
+    type UdpHead: AsRef<[u8]> + AsMut<[u8]>;
+
+    fn addresses(head: &[u8]) -> Self::AddressPair;
+
+    /// Source address and destination address.
+    fn split(pair: Self::AddressPair) -> (Self::Address, Self::Address);
+
+    /// Sum of both addresses.
+    fn address_sum(pair: Self::AddressPair) -> Sum;
+
+    /// True if the source is a possible sender that is not this host, and the destination is an
+    /// address of this host. False for a few valid pairs, which the slow path checks.
+    fn is_for_us(addresses: &Addresses, pair: Self::AddressPair) -> bool;
+
+    fn four_tuple(pair: Self::AddressPair, ports: [u8; 4]) -> FourTuple;
+
+    fn hop_limit(head: &[u8]) -> u8;
+
+    fn traffic_class(head: &[u8]) -> u8;
+
+    /// Offset of the packet's end in the frame, in bytes.
+    fn packet_end(head: &[u8]) -> usize;
+
+    /// True if the headers show a whole datagram with `udp_bytes` bytes behind a valid IP header
+    /// without options or extensions.
+    fn is_plain_udp(head: &[u8], udp_bytes: u16) -> bool;
+
+    /// True if a frame with EtherType and protocol of TCP has a valid IP header without options or
+    /// extensions and is not a fragment.
+    fn is_plain_tcp(head: &[u8]) -> bool;
+
+    /// Source address of the headers in a template.
+    fn source(head: &[u8]) -> Self::Address;
+
+    /// Writes the IP header fields that depend on the length of a datagram. `header_sum` is the
+    /// folded sum of the other fields in header byte order.
+    fn put_udp_length(head: &mut [u8], udp_bytes: u16, header_sum: u16);
+
+    /// Writes the IP header fields that differ between a template and a segment.
+    fn put_tcp_fields(head: &mut [u8], segment_bytes: usize, traffic_class: u8);
+}
+
+/// Source and destination port in header byte order.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct PortPair(pub(super) u32);
+
+impl PortPair {
+    /// Ports of a transport header that begins with `bytes`.
+    #[inline(always)]
+    pub(crate) fn from_header(bytes: [u8; 4]) -> Self {
+        Self(u32::from_ne_bytes(bytes))
+    }
+
+    #[inline(always)]
+    pub(crate) fn new(source: u16, destination: u16) -> Self {
+        Self((u32::from(source) << 16 | u32::from(destination)).to_be())
+    }
+
+    #[inline(always)]
+    pub(crate) fn source(self) -> u16 {
+        (u32::from_be(self.0) >> 16) as u16
+    }
+
+    /// Source and destination port in header byte order.
+    #[inline(always)]
+    pub(crate) fn split(self) -> ([u8; 2], [u8; 2]) {
+        let [a, b, c, d] = self.0.to_ne_bytes();
+        ([a, b], [c, d])
+    }
+
+    /// Source and destination exchanged, for replies.
+    #[inline(always)]
+    pub(crate) fn swapped(self) -> Self {
+        Self(self.0.rotate_left(16))
+    }
+}
+
+/// Addresses and ports of a received datagram.
+pub(crate) struct RawTuple<F: Family> {
+    pub(crate) addresses: F::AddressPair,
+    pub(crate) ports: PortPair,
+}
+
+impl<F: Family> Clone for RawTuple<F> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: Family> Copy for RawTuple<F> {}
+
+impl<F: Family> PartialEq for RawTuple<F> {
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        self.addresses == other.addresses && self.ports == other.ports
+    }
+}
+
+impl<F: Family> RawTuple<F> {
+    /// Reads the headers of a datagram.
+    #[inline(always)]
+    pub(crate) fn from_head(head: &[u8]) -> Self {
+        let ports = PortPair::from_header(array_at(head, F::TRANSPORT_OFFSET));
+        Self { addresses: F::addresses(head), ports }
+    }
+
+    /// Sender and local address in the form that the application sees. `mapped` selects IPv4-mapped
+    /// IPv6 addresses (RFC 4291 section 2.5.5.2).
+    #[inline(always)]
+    pub(crate) fn app_addresses(&self, mapped: bool) -> (SocketAddr, IpAddr) {
+        let ip = |address: F::Address| match address.into() {
+            IpAddr::V4(v4) if mapped => v4.to_ipv6_mapped().into(),
+            ip => ip,
+        };
+        let (remote, local) = F::split(self.addresses);
+        (SocketAddr::new(ip(remote), self.ports.source()), ip(local))
+    }
+}
+
+/// IPv4.
+pub(crate) enum V4 {}
+
+impl Family for V4 {
+    const TRANSPORT_OFFSET: usize = LINK_BYTES + Ipv4Header::BYTES;
+    const UDP_CHECKSUM_IS_OPTIONAL: bool = true;
+    const NO_ADDRESSES: [u8; 8] = [0xff; 8];
+
+    type Address = Ipv4Addr;
+    type AddressPair = [u8; 8];
+    type UdpHead = [u8; Self::UDP_HEADERS_BYTES];
+
+    #[inline(always)]
+    fn addresses(head: &[u8]) -> [u8; 8] {
+        array_at(head, 26)
+    }
+
+    #[inline(always)]
+    fn split(pair: [u8; 8]) -> (Ipv4Addr, Ipv4Addr) {
+        (array_at::<4>(&pair, 0).into(), array_at::<4>(&pair, 4).into())
+    }
+
+    #[inline(always)]
+    fn address_sum(pair: [u8; 8]) -> Sum {
+        Sum::of_words([u64::from_ne_bytes(pair)])
+    }
+
+    #[inline(always)]
+    fn is_for_us(addresses: &Addresses, pair: [u8; 8]) -> bool {
+        let (from, to) = (array_at(&pair, 0), array_at(&pair, 4));
+        is_plain_source_v4(from) && addresses.is_for_us_v4(from, to)
+    }
+
+    #[inline(always)]
+    fn four_tuple(pair: [u8; 8], ports: [u8; 4]) -> FourTuple {
+        FourTuple::v4(array_at(&pair, 4), array_at(&pair, 0), ports)
+    }
+
+    #[inline(always)]
+    fn hop_limit(head: &[u8]) -> u8 {
+        head[22]
+    }
+
+    #[inline(always)]
+    fn traffic_class(head: &[u8]) -> u8 {
+        head[15]
+    }
+
+    #[inline(always)]
+    fn packet_end(head: &[u8]) -> usize {
+        LINK_BYTES + usize::from(u16::from_be_bytes(array_at(head, 16)))
+    }
+
+    #[inline(always)]
+    fn is_plain_udp(head: &[u8], udp_bytes: u16) -> bool {
+        let total_bytes = udp_bytes + Ipv4Header::BYTES as u16;
+        // The four bytes from the fragment field on, except the time to live.
+        let [a, b, _, protocol] = array_at(head, 20);
+        array_at(head, 12) == EtherType::IPV4.0.to_be_bytes()
+            && head[14] == IPV4_VERSION_AND_IHL
+            && [a & 0x3f, b, 0, protocol] == [0, 0, 0, Protocol::UDP.0]
+            && array_at(head, 16) == total_bytes.to_be_bytes()
+            && ipv4_header_sum(head).is_valid_nonzero()
+    }
+
+    #[inline(always)]
+    fn is_plain_tcp(head: &[u8]) -> bool {
+        head[14] == IPV4_VERSION_AND_IHL
+            && u16::from_be_bytes(array_at(head, 20)) & 0x3fff == 0
+            && ipv4_header_sum(head).is_valid_nonzero()
+    }
+
+    #[inline(always)]
+    fn source(head: &[u8]) -> Ipv4Addr {
+        array_at::<4>(head, 26).into()
+    }
+
+    #[inline(always)]
+    fn put_udp_length(head: &mut [u8], udp_bytes: u16, header_sum: u16) {
+        let total_bytes = udp_bytes + Ipv4Header::BYTES as u16;
+        write_at(head, 16, total_bytes.to_be_bytes());
+        let sum = ones_complement_add(header_sum, total_bytes.to_be());
+        write_at(head, 24, (!sum).to_ne_bytes());
+    }
+
+    #[inline(always)]
+    fn put_tcp_fields(head: &mut [u8], segment_bytes: usize, traffic_class: u8) {
+        let total_bytes = (segment_bytes + Ipv4Header::BYTES) as u16;
+        head[15] = traffic_class;
+        write_at(head, 16, total_bytes.to_be_bytes());
+        head[23] = Protocol::TCP.0;
+        let checksum = ipv4_header_sum(head).checksum();
+        write_at(head, 24, checksum.to_be_bytes());
+    }
+}
+
+/// IPv6.
+pub(crate) enum V6 {}
+
+impl Family for V6 {
+    const TRANSPORT_OFFSET: usize = LINK_BYTES + Ipv6Header::BYTES;
+    const UDP_CHECKSUM_IS_OPTIONAL: bool = false;
+    const NO_ADDRESSES: [u8; 32] = [0xff; 32];
+
+    type Address = Ipv6Addr;
+    type AddressPair = [u8; 32];
+    type UdpHead = [u8; Self::UDP_HEADERS_BYTES];
+
+    #[inline(always)]
+    fn addresses(head: &[u8]) -> [u8; 32] {
+        array_at(head, 22)
+    }
+
+    #[inline(always)]
+    fn split(pair: [u8; 32]) -> (Ipv6Addr, Ipv6Addr) {
+        (array_at::<16>(&pair, 0).into(), array_at::<16>(&pair, 16).into())
+    }
+
+    #[inline(always)]
+    fn address_sum(pair: [u8; 32]) -> Sum {
+        Sum::of(&pair)
+    }
+
+    #[inline(always)]
+    fn is_for_us(addresses: &Addresses, pair: [u8; 32]) -> bool {
+        let (from, to) = (array_at::<16>(&pair, 0), array_at::<16>(&pair, 16));
+        is_plain_source_v6(from)
+            && addresses.is_local_v6(Ipv6Addr::from(to))
+            && addresses.is_other_v6(Ipv6Addr::from(from))
+    }
+
+    #[inline(always)]
+    fn four_tuple(pair: [u8; 32], ports: [u8; 4]) -> FourTuple {
+        FourTuple::v6(array_at(&pair, 16), array_at(&pair, 0), ports)
+    }
+
+    #[inline(always)]
+    fn hop_limit(head: &[u8]) -> u8 {
+        head[21]
+    }
+
+    #[inline(always)]
+    fn traffic_class(head: &[u8]) -> u8 {
+        head[14] << 4 | head[15] >> 4
+    }
+
+    #[inline(always)]
+    fn packet_end(head: &[u8]) -> usize {
+        Self::TRANSPORT_OFFSET + usize::from(u16::from_be_bytes(array_at(head, 18)))
+    }
+
+    #[inline(always)]
+    fn is_plain_udp(head: &[u8], udp_bytes: u16) -> bool {
+        array_at(head, 12) == EtherType::IPV6.0.to_be_bytes()
+            && head[14] >> 4 == 6
+            && head[20] == Protocol::UDP.0
+            && array_at(head, 18) == udp_bytes.to_be_bytes()
+    }
+
+    #[inline(always)]
+    fn is_plain_tcp(head: &[u8]) -> bool {
+        head[14] >> 4 == 6
+    }
+
+    #[inline(always)]
+    fn source(head: &[u8]) -> Ipv6Addr {
+        array_at::<16>(head, 22).into()
+    }
+
+    #[inline(always)]
+    fn put_udp_length(head: &mut [u8], udp_bytes: u16, _header_sum: u16) {
+        write_at(head, 18, udp_bytes.to_be_bytes());
+    }
+
+    #[inline(always)]
+    fn put_tcp_fields(head: &mut [u8], segment_bytes: usize, traffic_class: u8) {
+        write_at(head, 14, [0x60 | traffic_class >> 4, traffic_class << 4]);
+        write_at(head, 18, (segment_bytes as u16).to_be_bytes());
+        head[20] = Protocol::TCP.0;
+    }
+}
+
+/// One's complement sum of two numbers (RFC 1071).
+#[inline(always)]
+pub(super) fn ones_complement_add(a: u16, b: u16) -> u16 {
+    let (sum, carry) = a.overflowing_add(b);
+    sum + u16::from(carry)
+}
