@@ -1,8 +1,8 @@
 //! ARP, neighbour discovery, routing, fragment reassembly, ICMP, UDP and TCP as a pure state
 //! machine.
 //!
-//! A [`Stack`] is one interface of one host. Received frames enter by [`Stack::handle_frame`]. Frames to
-//! send wait in [`Stack::transmit_queue`]. Every call passes the current time, and
+//! A [`Stack`] is one interface of one host. Received frames enter by [`Stack::handle_frame`].
+//! Frames to send wait in [`Stack::transmit_queue`]. Every call passes the current time, and
 //! [`Stack::poll_event`] returns the events for the caller. The crate does no I/O and reads no
 //! clock and no random numbers: the same calls with the same seed give the same packets.
 //!

@@ -5,8 +5,8 @@ use std::path::Path;
 use proptest::prelude::*;
 use tidegate_wire::{DropCounters, DropReason};
 
-#[path = "../../../fuzz/oracles/stack_frames.rs"]
-mod stack_frames;
+#[path = "../../../fuzz/oracles/stack_ingest.rs"]
+mod stack_ingest;
 
 #[path = "../../../fuzz/oracles/tcp_segments.rs"]
 mod tcp_segments;
@@ -70,13 +70,13 @@ const EXPECTED_DROPS: &[DropReason] = &[
 ];
 
 #[test]
-fn corpus_of_stack_frames() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/stack_frames");
+fn corpus_of_stack_ingest() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/stack_ingest");
     let (mut delivered, mut sent, mut drops) = (0, 0, DropCounters::new());
     for entry in std::fs::read_dir(&corpus).expect("the corpus is in the repository") {
         let path = entry.unwrap().path();
         println!("{}", path.display());
-        let counters = stack_frames::check(&std::fs::read(path).unwrap());
+        let counters = stack_ingest::check(&std::fs::read(path).unwrap());
         delivered += counters.delivered;
         sent += counters.transmitted;
         drops.merge(&counters.drops);
@@ -206,6 +206,6 @@ proptest! {
             input.extend([action, 0, frame.len() as u8]);
             input.extend(frame);
         }
-        stack_frames::check(&input);
+        stack_ingest::check(&input);
     }
 }

@@ -204,7 +204,7 @@ impl Family for V4 {
 
     #[inline(always)]
     fn is_plain_udp(head: &[u8], udp_bytes: u16) -> bool {
-        let total_bytes = udp_bytes + Ipv4Header::BYTES as u16;
+        let total_bytes = udp_bytes.wrapping_add(Ipv4Header::BYTES as u16);
         // The four bytes from the fragment field on, except the time to live.
         let [a, b, _, protocol] = array_at(head, 20);
         array_at(head, 12) == EtherType::IPV4.0.to_be_bytes()

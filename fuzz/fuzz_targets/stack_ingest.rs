@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../oracles/stack_frames.rs"]
+#[path = "../oracles/stack_ingest.rs"]
 mod oracle;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
