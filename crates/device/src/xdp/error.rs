@@ -139,3 +139,10 @@ pub enum XdpError {
         source: io::Error,
     },
 }
+
+impl XdpError {
+    /// True if another process holds the interface or a queue, which it may be about to release.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::AlreadyAttached(_) | Self::QueueBusy { .. })
+    }
+}
