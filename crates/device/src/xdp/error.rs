@@ -10,6 +10,7 @@ use crate::netlink::NetlinkError;
 /// Error of opening or steering an AF_XDP device. After an error of opening, nothing is left
 /// attached.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum XdpError {
     /// No interface of this name exists in the thread's network namespace, or the kernel's
     /// netlink query failed.

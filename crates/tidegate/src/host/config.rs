@@ -9,7 +9,6 @@ use std::path::PathBuf;
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 use tidegate_device::capture::{Capture, CaptureConfig};
-use tidegate_device::dpdk::DpdkConfig;
 use tidegate_device::fault::{FaultConfig, FaultInjector};
 use tidegate_device::tap::TapConfig;
 use tidegate_device::trace::Trace;
@@ -146,12 +145,12 @@ impl HostConfig {
             HostDevice::Xdp => self.xdp_device(gate)?,
             HostDevice::Packet => self.packet_device()?,
             HostDevice::Tap => {
-                TapConfig { segmentation, ..TapConfig::new(self.required_iface()?) }.into()
+                TapConfig::new(self.required_iface()?).segmentation(segmentation).into()
             }
             HostDevice::Dpdk(config) => match &self.iface {
                 None => {
                     let queues = self.queue_count.unwrap_or(config.queues);
-                    DpdkConfig { queues, segmentation, ..config.clone() }.into()
+                    config.clone().queues(queues).segmentation(segmentation).into()
                 }
                 Some(iface) => return Err(HostConfigError::InterfaceWithDpdk(iface.clone())),
             },
@@ -221,11 +220,12 @@ mod tests {
             mac: Some("02:00:00:00:00:07".parse().unwrap()),
             xdp_mode: AttachMode::Generic,
             queues: vec![1, 3],
-            faults: Some(FaultConfig {
-                seed: 7,
-                receive: FaultRates { loss: 0.5, ..FaultRates::default() },
-                transmit: FaultRates { corruption: 0.25, ..FaultRates::default() },
-            }),
+            faults: Some(
+                FaultConfig::default()
+                    .seed(7)
+                    .receive(FaultRates::default().loss(0.5))
+                    .transmit(FaultRates::default().corruption(0.25)),
+            ),
             ..HostConfig::default()
         };
         for config in [config, HostConfig::default()] {

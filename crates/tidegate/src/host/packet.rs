@@ -8,8 +8,7 @@ use super::error::HostConfigError;
 
 impl HostConfig {
     pub(super) fn packet_device(&self) -> Result<DeviceConfig, HostConfigError> {
-        let mut packet = PacketConfig::new(self.required_iface()?);
-        packet.segmentation = self.segmentation;
-        Ok(packet.into())
+        let packet = PacketConfig::new(self.required_iface()?);
+        Ok(packet.segmentation(self.segmentation).into())
     }
 }

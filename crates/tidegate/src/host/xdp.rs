@@ -23,7 +23,7 @@ impl HostConfig {
             Some(0) => None,
             // The other modes depend on the device's interrupts.
             _ if !is_polling => None,
-            Some(budget) => Some(BusyPoll { budget, ..BusyPoll::default() }),
+            Some(budget) => Some(BusyPoll::default().budget(budget)),
             None => Some(BusyPoll::default()),
         };
         Ok(xdp.into())
