@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: build test cost demo lint dpdk bpf bpf-check loom miri tsan fuzz lab-dns check-all clean
+.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns check-all clean
 
 # Builds the program, target/release/tidegate, and the library that `tidegate run` loads.
 build:
@@ -27,7 +27,8 @@ cost: build
 	@scripts/setup cost
 	scripts/cost 400
 
-# Checks words, shape, format, lints, documentation and BPF objects, as CI does before the tests.
+# Checks words, shape, format, lints, documentation, features and BPF objects, as CI does before
+# the tests.
 lint:
 	@scripts/setup lint
 	scripts/words
@@ -35,7 +36,15 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
+	$(MAKE) --no-print-directory features
 	$(MAKE) --no-print-directory bpf-check
+
+# Checks the library without features and with each feature alone. Feature dpdk has a check of
+# its own.
+features:
+	set -e; for feature in "" xdp packet attach tokio serde; do \
+		$(CARGO) clippy --locked --quiet -p tidegate --features "$$feature" -- -D warnings; \
+	done
 
 # Feature dpdk: lints, tests of the devices, and tests of servers and of the router on
 # DPDK's drivers.

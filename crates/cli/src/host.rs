@@ -270,7 +270,7 @@ fn parse_faults(text: &str) -> Result<FaultConfig, Failure> {
         };
         *probability = value.parse().map_err(|_| error(part))?;
     }
-    Ok(FaultConfig { seed, receive: faults, transmit: faults })
+    Ok(FaultConfig::default().seed(seed).receive(faults).transmit(faults))
 }
 
 /// Parses the value of `--route`, as `10.0.0.0/8=192.0.2.1`.

@@ -156,7 +156,7 @@ fn device_segments_tcp_streams() {
 
 fn check_tso_streams() {
     let device: DpdkConfig = "net_tap_stream,iface=tgstream".parse().unwrap();
-    let config = NetConfig::new(DpdkConfig { segmentation: true, ..device })
+    let config = NetConfig::new(device.segmentation(true))
         .address("10.9.0.2/24".parse().unwrap())
         .address("fd00:9::2/64".parse().unwrap())
         .frames(512, FrameSize::K64)

@@ -19,7 +19,7 @@ fn ip(arguments: &str) {
 }
 
 fn open(name: &str, receive: ReceiveMode, arena: &mut Arena) -> PacketDevice {
-    PacketDevice::open(&PacketConfig { receive, ..PacketConfig::new(name) }, arena).unwrap()
+    PacketDevice::open(&PacketConfig::new(name).receive(receive), arena).unwrap()
 }
 
 fn wait(device: &mut PacketDevice, arena: &mut Arena, burst: &mut Burst) {

@@ -15,6 +15,7 @@ use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 
 /// Settings of a [`Capture`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct CaptureConfig {
     /// Maximum bytes of each frame to write.
     pub snap_bytes: usize,
@@ -31,6 +32,23 @@ impl Default for CaptureConfig {
     }
 }
 
+impl CaptureConfig {
+    /// Sets the maximum bytes of each frame to write.
+    pub fn snap_bytes(self, snap_bytes: usize) -> Self {
+        Self { snap_bytes, ..self }
+    }
+
+    /// Sets the maximum size of the file in bytes.
+    pub fn limit_bytes(self, limit_bytes: u64) -> Self {
+        Self { limit_bytes, ..self }
+    }
+
+    /// Sets the clock: the time of a burst in nanoseconds since 1970.
+    pub fn clock(self, clock: fn() -> u64) -> Self {
+        Self { clock, ..self }
+    }
+}
+
 /// A device whose frames are written to a pcap file, both directions in the order in which
 /// they pass.
 ///
@@ -44,7 +62,7 @@ impl Default for CaptureConfig {
 /// use tidegate_device::mem::{MemConfig, wire};
 ///
 /// let (near, _far) = wire(&MemConfig::default())?;
-/// let config = CaptureConfig { snap_bytes: 96, ..CaptureConfig::default() };
+/// let config = CaptureConfig::default().snap_bytes(96);
 /// let captured = Capture::new(near, Vec::<u8>::new(), config)?;
 /// assert_eq!(captured.recorded(), 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -15,6 +15,7 @@ use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 
 /// Fault rates: independent probabilities for each frame, from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct FaultRates {
     /// The frame is dropped, counted as [`DropReason::FaultInjected`].
     pub loss: f64,
@@ -30,6 +31,26 @@ pub struct FaultRates {
 pub const MAX_REORDER_DISTANCE: u32 = 8;
 
 impl FaultRates {
+    /// Sets the probability that a frame is dropped.
+    pub fn loss(self, loss: f64) -> Self {
+        Self { loss, ..self }
+    }
+
+    /// Sets the probability that a frame is duplicated.
+    pub fn duplication(self, duplication: f64) -> Self {
+        Self { duplication, ..self }
+    }
+
+    /// Sets the probability that later frames overtake a frame.
+    pub fn reordering(self, reordering: f64) -> Self {
+        Self { reordering, ..self }
+    }
+
+    /// Sets the probability that one bit of a frame is flipped.
+    pub fn corruption(self, corruption: f64) -> Self {
+        Self { corruption, ..self }
+    }
+
     fn by_name(&self) -> [(&'static str, f64); 4] {
         [
             ("loss", self.loss),
@@ -42,6 +63,7 @@ impl FaultRates {
 
 /// Settings of a [`FaultInjector`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct FaultConfig {
     /// Seed: the same seed and frames give the same faults.
     pub seed: u64,
@@ -49,6 +71,23 @@ pub struct FaultConfig {
     pub receive: FaultRates,
     /// Faults of transmitted frames.
     pub transmit: FaultRates,
+}
+
+impl FaultConfig {
+    /// Sets the seed.
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// Sets the faults of received frames.
+    pub fn receive(self, receive: FaultRates) -> Self {
+        Self { receive, ..self }
+    }
+
+    /// Sets the faults of transmitted frames.
+    pub fn transmit(self, transmit: FaultRates) -> Self {
+        Self { transmit, ..self }
+    }
 }
 
 /// A probability is not between 0 and 1.
@@ -78,8 +117,7 @@ impl std::error::Error for FaultError {}
 /// use tidegate_device::mem::{MemConfig, wire};
 ///
 /// let (near, _far) = wire(&MemConfig::default())?;
-/// let receive = FaultRates { loss: 0.01, ..FaultRates::default() };
-/// let config = FaultConfig { seed: 7, receive, ..FaultConfig::default() };
+/// let config = FaultConfig::default().seed(7).receive(FaultRates::default().loss(0.01));
 /// let lossy = FaultInjector::new(near, config)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

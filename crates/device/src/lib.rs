@@ -3,6 +3,13 @@
 //! A [`Device`] moves raw frames in bursts between an [`Arena`] and a network interface, another
 //! device or a file. A device knows no protocol. Each kind of device is in the module of its name.
 //!
+//! # Features
+//! None is on by default.
+//!
+//! * `xdp`: devices on AF_XDP (module `xdp`).
+//! * `packet`: devices on AF_PACKET (module `packet`).
+//! * `dpdk`: devices of DPDK; needs libdpdk-dev. Module [`dpdk`] exists without it, to say so.
+//!
 //! # Examples
 //! Two devices, joined by an in-memory link:
 //! ```
@@ -29,6 +36,7 @@ pub mod dpdk;
 pub mod fault;
 pub mod mem;
 pub mod netlink;
+#[cfg(feature = "packet")]
 pub mod packet;
 pub mod pcap;
 pub mod sharded;
@@ -37,6 +45,7 @@ pub mod tap;
 pub mod trace;
 mod tx_copies;
 mod vnet;
+#[cfg(feature = "xdp")]
 pub mod xdp;
 
 use std::io;
@@ -96,6 +105,7 @@ pub struct DeviceCounters {
 /// State of a device closed for handover, for the next device on the same interface.
 pub enum HandoverState {
     /// XDP program and maps loaded for AF_XDP.
+    #[cfg(feature = "xdp")]
     Xdp(Box<xdp::LoadedProgram>),
     /// TAP or TUN device, which exists as long as any process holds this descriptor.
     Tap(OwnedFd),

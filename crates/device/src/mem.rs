@@ -19,6 +19,7 @@ pub const MAX_FRAME_BYTES: usize = 2048;
 
 /// Settings of an in-memory link.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MemConfig {
     /// Header that frames begin with.
     pub medium: Medium,
@@ -39,6 +40,28 @@ impl Default for MemConfig {
             mtu: 1500,
             capacity: 1024,
         }
+    }
+}
+
+impl MemConfig {
+    /// Sets the header that frames begin with.
+    pub fn medium(self, medium: Medium) -> Self {
+        Self { medium, ..self }
+    }
+
+    /// Sets the hardware addresses of the two ends.
+    pub fn macs(self, macs: [[u8; 6]; 2]) -> Self {
+        Self { macs, ..self }
+    }
+
+    /// Sets the largest IP packet in bytes; at most 2,030.
+    pub fn mtu(self, mtu: usize) -> Self {
+        Self { mtu, ..self }
+    }
+
+    /// Sets the ring capacity in frames for each direction; a power of two.
+    pub fn capacity(self, capacity: usize) -> Self {
+        Self { capacity, ..self }
     }
 }
 

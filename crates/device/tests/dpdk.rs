@@ -630,7 +630,7 @@ fn device_segments_frames_of_several_buffers() {
         Arena::new(config).unwrap()
     };
     let mut arena = large();
-    let config = DpdkConfig { segmentation: true, ..dpdk_config("net_tap_cut,iface=tgcut") };
+    let config = dpdk_config("net_tap_cut,iface=tgcut").segmentation(true);
     let device = open(&config, &mut arena).unwrap();
     assert!(device.capabilities().segmentation);
     let mut end = WireEnd { arena, device, held: Burst::new() };
@@ -688,7 +688,7 @@ fn requested_segmentation_is_off_if_unsupported() {
     let open_on = |frame_size| {
         let config = ArenaConfig { frames: 64, frame_size, hugepages: false };
         let mut arena = Arena::new(config).unwrap();
-        let config = DpdkConfig { segmentation: true, ..dpdk_config("net_ring_uncut") };
+        let config = dpdk_config("net_ring_uncut").segmentation(true);
         open(&config, &mut arena).map(|device| device.capabilities().segmentation)
     };
     assert!(!open_on(FrameSize::K64).unwrap());
@@ -703,10 +703,7 @@ fn receives_from_every_queue() {
     }
     let mut arena = arena(1024);
     let mut monitor = Monitor::open().unwrap();
-    let config = DpdkConfig {
-        queues: NonZeroU16::new(4).unwrap(),
-        ..dpdk_config("net_tap_queues,iface=tgqueues")
-    };
+    let config = dpdk_config("net_tap_queues,iface=tgqueues").queues(NonZeroU16::new(4).unwrap());
     let mut device = open(&config, &mut arena).unwrap();
     assert_eq!(device.capabilities().queues, 4);
     ip(&format!("address add {KERNEL_V4}/24 dev tgqueues"));
@@ -763,7 +760,7 @@ fn copies_frames_too_small_for_the_driver() {
 
 #[test]
 fn rejects_too_many_queues() {
-    let config = DpdkConfig { queues: NonZeroU16::MAX, ..dpdk_config("net_ring_many") };
+    let config = dpdk_config("net_ring_many").queues(NonZeroU16::MAX);
     let error = open(&config, &mut arena(8)).err().unwrap().to_string();
     assert!(error.contains("at most") && error.contains("not 65535"), "{error}");
 }

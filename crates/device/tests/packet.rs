@@ -22,7 +22,7 @@ const RECEIVE_MODES: [ReceiveMode; 2] = [ReceiveMode::Syscalls, ReceiveMode::Rin
 const ECHO_PORT: u16 = 7;
 
 fn open(interface: &str, receive: ReceiveMode, arena: &mut Arena) -> PacketDevice {
-    let config = PacketConfig { receive, ..PacketConfig::new(interface) };
+    let config = PacketConfig::new(interface).receive(receive);
     PacketDevice::open(&config, arena).unwrap()
 }
 
@@ -108,7 +108,7 @@ fn counts_frames_dropped_by_the_kernel() {
     veth();
     for receive in RECEIVE_MODES {
         let mut arena = arena(512);
-        let config = PacketConfig { receive, buffer_bytes: 64 << 10, ..PacketConfig::new("tg0") };
+        let config = PacketConfig::new("tg0").receive(receive).buffer_bytes(64 << 10);
         let mut near = PacketDevice::open(&config, &mut arena).unwrap();
         let mut far = open("tg1", receive, &mut arena);
         let mut burst = Burst::new();
@@ -219,7 +219,7 @@ fn segmentation_limits_gro_size_to_a_buffer() {
     };
     let config = ArenaConfig { frames: 16, frame_size: FrameSize::K64, hugepages: false };
     let mut arena = Arena::new(config).unwrap();
-    let config = PacketConfig { segmentation: true, ..PacketConfig::new("tg0") };
+    let config = PacketConfig::new("tg0").segmentation(true);
     let device = PacketDevice::open(&config, &mut arena).unwrap();
     let largest = arena.alloc().unwrap();
     let link_bytes = 18;
@@ -236,7 +236,7 @@ fn fanout_group_shares_the_flows() {
     veth();
     for receive in RECEIVE_MODES {
         let mut arena = arena(256);
-        let config = PacketConfig { receive, fanout: Some(7), ..PacketConfig::new("tg0") };
+        let config = PacketConfig::new("tg0").receive(receive).fanout(7);
         let mut devices = [(); 2].map(|()| PacketDevice::open(&config, &mut arena).unwrap());
         let clients: Vec<_> = (0..64).map(|_| client(KERNEL_V4, DEVICE_V4)).collect();
         for client in &clients {
@@ -297,7 +297,7 @@ fn receives_only_the_configured_addresses() {
         let mut arena = arena(64);
         let wanted: Vec<IpAddr> = [DEVICE_V4, DEVICE_V6].map(|a| a.parse().unwrap()).into();
         let steering = Steering::Addresses(wanted);
-        let config = PacketConfig { receive, steering, ..PacketConfig::new("tg0") };
+        let config = PacketConfig::new("tg0").receive(receive).steering(steering);
         let mut device = PacketDevice::open(&config, &mut arena).unwrap();
         let mut far = open("tg1", receive, &mut arena);
         let mut burst = Burst::from_iter(arena.alloc_from(&numbered_frame(1, 60)));
@@ -380,10 +380,10 @@ fn open_errors_say_what_to_do() {
         assert!(open_error(PacketConfig::new("tun0")).to_string().contains("tap device"));
     }
     let steering = Steering::Addresses(vec![KERNEL_V6.parse().unwrap()]);
-    let shared = open_error(PacketConfig { steering, ..PacketConfig::new("tg0") });
+    let shared = open_error(PacketConfig::new("tg0").steering(steering));
     assert!(matches!(&shared, PacketError::SharedAddress { interface, .. } if interface == "tg1"));
     assert!(shared.to_string().contains("xdp"));
-    let small = PacketConfig { buffer_bytes: 1, ..PacketConfig::new("tg0") };
+    let small = PacketConfig::new("tg0").buffer_bytes(1);
     assert!(matches!(open_error(small), PacketError::BufferSize(1)));
     ip("link set tg0 down");
     assert!(open_error(PacketConfig::new("tg0")).to_string().contains("ip link set tg0 up"));

@@ -261,7 +261,7 @@ fn device_replays_one_file_and_writes_another() {
 
     // Fewer buffers than packets: the rest waits in the file.
     let mut arena = arena(2);
-    let config = PcapConfig { read: Some(input), write: Some(output.clone()) };
+    let config = PcapConfig::default().read(input).write(output.clone());
     let mut device = PcapDevice::open(&config, &mut arena).unwrap();
     let mut burst = Burst::new();
     let mut passed = 0;
@@ -294,7 +294,7 @@ fn device_error_on_a_damaged_file_names_the_offset() {
     file.extend(builder.record(0, 0, 4, 4));
     fs::write(&path, file).unwrap();
     let mut arena = arena(4);
-    let config = PcapConfig { read: Some(path.clone()), write: None };
+    let config = PcapConfig::default().read(path.clone());
     let mut device = PcapDevice::open(&config, &mut arena).unwrap();
     let mut burst = Burst::new();
     let error = device.receive(&mut arena, &mut burst, 8).unwrap_err();

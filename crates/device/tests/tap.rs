@@ -19,14 +19,10 @@ const ECHO_PORT: u16 = 7;
 
 /// Device with the kernel's addresses on its interface and the device's as neighbours.
 fn open(name: &str, medium: Medium, arena: &mut Arena) -> TapDevice {
-    let config = TapConfig {
-        medium,
-        kernel_addresses: vec![
-            format!("{KERNEL_V4}/24").parse().unwrap(),
-            format!("{KERNEL_V6}/64").parse().unwrap(),
-        ],
-        ..TapConfig::new(name)
-    };
+    let config = TapConfig::new(name).medium(medium).kernel_addresses(vec![
+        format!("{KERNEL_V4}/24").parse().unwrap(),
+        format!("{KERNEL_V6}/64").parse().unwrap(),
+    ]);
     let mut monitor = Monitor::open().unwrap();
     let device = TapDevice::open(&config, arena).unwrap();
     wait_for_kernel_address(&mut monitor);
@@ -145,11 +141,11 @@ fn closed_interface_continues_with_the_next_device() {
             TapDevice::open_from_handover(tap_fd.try_clone().unwrap(), &config, &mut arena)
         };
         let other = if ethernet { Medium::Ip } else { Medium::Ethernet };
-        let error = open_on(TapConfig { medium: other, ..TapConfig::new("tg0") }).unwrap_err();
+        let error = open_on(TapConfig::new("tg0").medium(other)).unwrap_err();
         assert!(matches!(error, TapError::Kind(..)), "{error}");
-        let another = open_on(TapConfig { medium, ..TapConfig::new("another") }).unwrap();
+        let another = open_on(TapConfig::new("another").medium(medium)).unwrap();
         assert_ne!(another.index(), index);
-        let mut device = open_on(TapConfig { medium, ..TapConfig::new("tg%d") }).unwrap();
+        let mut device = open_on(TapConfig::new("tg%d").medium(medium)).unwrap();
         assert_eq!((device.name(), device.index(), device.capabilities().mac), ("tg0", index, mac));
         device.take_over().unwrap();
         let is_wanted = |frame: &[u8]| is_udp_to(frame, ethernet, ECHO_PORT);
@@ -234,7 +230,7 @@ fn open_errors_say_what_to_do() {
     assert!(matches!(&error, TapError::Busy(name) if name == "tg0"), "{error}");
     let error = TapDevice::open(&TapConfig::new("lo"), &mut arena).unwrap_err();
     assert!(matches!(&error, TapError::Kind(name, "TAP") if name == "lo"), "{error}");
-    let large = TapConfig { mtu: Some(9000), ..TapConfig::new("tg1") };
+    let large = TapConfig::new("tg1").mtu(9000);
     let error = TapDevice::open(&large, &mut arena).unwrap_err();
     assert!(matches!(error, TapError::Mtu { mtu: 9000, .. }), "{error}");
     assert!(Interface::by_name("tg1").is_err(), "nothing is left behind");

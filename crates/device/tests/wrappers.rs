@@ -19,7 +19,7 @@ fn arena(frames: u32) -> Arena {
 }
 
 fn ip_wire() -> (MemDevice, MemDevice) {
-    wire(&MemConfig { medium: Medium::Ip, capacity: 512, ..MemConfig::default() }).unwrap()
+    wire(&MemConfig::default().medium(Medium::Ip).capacity(512)).unwrap()
 }
 
 fn send(device: &mut impl Device, arena: &mut Arena, frames: impl IntoIterator<Item = Vec<u8>>) {
@@ -81,7 +81,7 @@ fn through_faults(config: FaultConfig, on_receive: bool, count: u32) -> (Vec<Vec
 }
 
 fn both(faults: FaultRates, seed: u64) -> FaultConfig {
-    FaultConfig { seed, receive: faults, transmit: faults }
+    FaultConfig::default().seed(seed).receive(faults).transmit(faults)
 }
 
 proptest! {
@@ -95,7 +95,9 @@ proptest! {
         on_receive: bool,
         count in 0u32..100,
     ) {
-        let config = both(FaultRates { loss, duplication, reordering, corruption }, seed);
+        let rates = FaultRates::default().loss(loss).duplication(duplication);
+        let rates = rates.reordering(reordering).corruption(corruption);
+        let config = both(rates, seed);
         let (frames, lost) = through_faults(config, on_receive, count);
         prop_assert_eq!(&through_faults(config, on_receive, count), &(frames.clone(), lost));
         // Every frame was received, was dropped by fault injection, or was received twice.
@@ -113,7 +115,7 @@ proptest! {
 
     #[test]
     fn reordering_alone_loses_nothing_and_is_bounded(seed: u64, on_receive: bool) {
-        let faults = FaultRates { reordering: 0.3, ..FaultRates::default() };
+        let faults = FaultRates::default().reordering(0.3);
         let (frames, _) = through_faults(both(faults, seed), on_receive, 200);
         let order = numbers(&frames);
         let mut sorted = order.clone();
@@ -130,15 +132,15 @@ proptest! {
 #[test]
 fn each_fault_acts_alone() {
     for on_receive in [false, true] {
-        let all = FaultRates { loss: 1.0, ..FaultRates::default() };
+        let all = FaultRates::default().loss(1.0);
         assert_eq!(through_faults(both(all, 1), on_receive, 50), (Vec::new(), 50));
 
-        let all = FaultRates { duplication: 1.0, ..FaultRates::default() };
+        let all = FaultRates::default().duplication(1.0);
         let (frames, lost) = through_faults(both(all, 1), on_receive, 50);
         assert_eq!(lost, 0);
         assert_eq!(numbers(&frames), (0..50).flat_map(|n| [n, n]).collect::<Vec<_>>());
 
-        let all = FaultRates { corruption: 1.0, ..FaultRates::default() };
+        let all = FaultRates::default().corruption(1.0);
         let (frames, _) = through_faults(both(all, 1), on_receive, 50);
         let mut bits = BTreeMap::new();
         for (frame, sent) in frames.iter().zip(numbered_frames(50)) {
@@ -167,7 +169,7 @@ fn unfilled_udp() -> Vec<u8> {
 #[test]
 fn receiver_detects_corruption_under_partial_checksum() {
     // Only the corrupted bit makes the datagram invalid.
-    let faults = FaultRates { corruption: 1.0, ..FaultRates::default() };
+    let faults = FaultRates::default().corruption(1.0);
     let (near, mut far) = ip_wire();
     let mut arena = arena(64);
     let mut near = FaultInjector::new(near, both(faults, 3)).unwrap();
@@ -194,11 +196,10 @@ fn receiver_detects_corruption_under_partial_checksum() {
 #[test]
 fn rejects_probabilities_outside_zero_to_one() {
     for wrong in [-0.1, 1.1, f64::NAN] {
-        let faults = FaultRates { reordering: wrong, ..FaultRates::default() };
-        for config in [
-            FaultConfig { receive: faults, ..FaultConfig::default() },
-            FaultConfig { transmit: faults, ..FaultConfig::default() },
-        ] {
+        let faults = FaultRates::default().reordering(wrong);
+        for config in
+            [FaultConfig::default().receive(faults), FaultConfig::default().transmit(faults)]
+        {
             let error = FaultInjector::new(ip_wire().0, config).err().unwrap();
             assert!(error.to_string().contains("reordering"), "{error}");
         }
@@ -207,7 +208,7 @@ fn rejects_probabilities_outside_zero_to_one() {
 
 #[test]
 fn held_frames_prevent_sleep_and_are_released() {
-    let faults = FaultRates { reordering: 1.0, ..FaultRates::default() };
+    let faults = FaultRates::default().reordering(1.0);
     let (near, mut far) = ip_wire();
     let mut arena = arena(8);
     let mut near = FaultInjector::new(near, both(faults, 9)).unwrap();
@@ -274,7 +275,7 @@ fn capture_records_both_directions() {
     let (near, mut far) = ip_wire();
     let mut arena = arena(64);
     let config =
-        CaptureConfig { snap_bytes: 20, limit_bytes: 24 + 3 * 36, clock: || 1_000_000_007 };
+        CaptureConfig::default().snap_bytes(20).limit_bytes(24 + 3 * 36).clock(|| 1_000_000_007);
     let mut near = Capture::new(near, Vec::new(), config).unwrap();
     send(&mut near, &mut arena, numbered_frames(2));
     assert_eq!(receive_all(&mut far, &mut arena).len(), 2);
@@ -302,8 +303,7 @@ fn capture_records_both_directions() {
 
 #[test]
 fn untransmitted_frames_are_not_recorded() {
-    let (near, _far) =
-        wire(&MemConfig { medium: Medium::Ip, capacity: 4, ..MemConfig::default() }).unwrap();
+    let (near, _far) = wire(&MemConfig::default().medium(Medium::Ip).capacity(4)).unwrap();
     let mut arena = arena(64);
     let capture = Capture::new(near, Vec::new(), CaptureConfig::default()).unwrap();
     let mut device = Trace::new(capture, Vec::new());

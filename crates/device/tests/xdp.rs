@@ -37,7 +37,7 @@ fn udp(port: u16) -> SteeringRule {
 }
 
 fn rules(rules: impl Into<Vec<SteeringRule>>) -> Steering {
-    Steering { rules: rules.into(), vlan: None }
+    Steering::new(rules)
 }
 
 fn at(address: &str, port: u16) -> SocketAddr {
@@ -53,7 +53,7 @@ fn try_open(
 }
 
 fn open(namespace: &Namespace, steering: Steering, arena: &mut Arena) -> XdpDevice {
-    let config = XdpConfig { steering, ..XdpConfig::new(namespace.interface) };
+    let config = XdpConfig::new(namespace.interface).steering(steering);
     try_open(namespace, config, arena).unwrap()
 }
 
@@ -162,13 +162,11 @@ fn exchanges_datagrams_with_kernel_sockets() {
     ];
     let mut arena = arena(4096);
     for (mode, copy, busy_poll, detail) in cases {
-        let config = XdpConfig {
-            mode,
-            copy,
-            busy_poll,
-            steering: rules([udp(ECHO_PORT)]),
-            ..XdpConfig::new("left")
-        };
+        let config = XdpConfig::new("left")
+            .mode(mode)
+            .copy(copy)
+            .busy_poll(busy_poll)
+            .steering(rules([udp(ECHO_PORT)]));
         let mut device = try_open(&pair.left, config, &mut arena).unwrap();
         let capabilities = device.capabilities().clone();
         assert!(capabilities.detail.starts_with(detail), "{}", capabilities.detail);
@@ -411,7 +409,7 @@ fn takes_only_frames_of_the_vlan() {
     let pair = VethPair::new(1);
     let (mut near, mut far) = (arena(1024), arena(1024));
     let mut sender = open(&pair.right, Steering::default(), &mut far);
-    let steering = Steering { rules: vec![udp(53)], vlan: Some(7) };
+    let steering = Steering::new([udp(53)]).vlan(7);
     let mut device = open(&pair.left, steering, &mut near);
     for (tag, passed) in [(None, 1), (Some(8), 2), (Some(7 | 0x6000), 2)] {
         let frame = frames::datagram(LEFT_ADDRESSES[0], 53, tag);
@@ -446,8 +444,7 @@ fn serves_every_configured_queue() {
     }
     device.close(&mut near);
     // A device on one of two queues leaves the frames of the other queue to the kernel.
-    let config =
-        XdpConfig { queues: Some(vec![1]), steering: rules([udp(53)]), ..XdpConfig::new("left") };
+    let config = XdpConfig::new("left").queues(vec![1]).steering(rules([udp(53)]));
     let mut device = try_open(&pair.left, config, &mut near).unwrap();
     let frame = frames::datagram(LEFT_ADDRESSES[0], 53, None);
     for _ in 0..2 {
@@ -514,8 +511,7 @@ fn arriving_frame_wakes_a_sleeper() {
     let pair = VethPair::new(1);
     let mut arena = arena(4096);
     for busy_poll in [None, Some(BusyPoll::default())] {
-        let config =
-            XdpConfig { busy_poll, steering: rules([udp(ECHO_PORT)]), ..XdpConfig::new("left") };
+        let config = XdpConfig::new("left").busy_poll(busy_poll).steering(rules([udp(ECHO_PORT)]));
         let mut device = try_open(&pair.left, config, &mut arena).unwrap();
         let client = pair.right.run(|| UdpSocket::bind(at(RIGHT_ADDRESSES[0], 0)).unwrap());
         for _ in 0..3 {
@@ -557,7 +553,7 @@ fn deleted_interface_is_an_error() {
     let pair = VethPair::new(1);
     for busy_poll in [None, Some(BusyPoll::default())] {
         let mut arena = arena(1024);
-        let config = XdpConfig { busy_poll, ..XdpConfig::new("left") };
+        let config = XdpConfig::new("left").busy_poll(busy_poll);
         let pair = if busy_poll.is_some() { &VethPair::new(1) } else { &pair };
         let mut device = try_open(&pair.left, config, &mut arena).unwrap();
         pair.left.ip("link delete left");
@@ -575,11 +571,8 @@ fn child_holds_a_device() {
         return;
     }
     let mut arena = arena(1024);
-    let config = XdpConfig {
-        busy_poll: Some(BusyPoll::default()),
-        steering: rules([udp(ECHO_PORT)]),
-        ..XdpConfig::new("left")
-    };
+    let config =
+        XdpConfig::new("left").busy_poll(BusyPoll::default()).steering(rules([udp(ECHO_PORT)]));
     let device = XdpDevice::open(config, &mut arena).unwrap();
     println!("\nopen: {}", device.capabilities().detail);
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -674,18 +667,18 @@ fn open_errors_name_the_cause_and_leave_nothing_behind() {
     assert!(error_text(XdpConfig::new("lo")).contains("`lo` is not an Ethernet interface"));
     assert!(error_text(XdpConfig::new("a-name-that-is-too-long")).contains("too-long"));
 
-    let rings = RingSizes { receive: 1000, ..RingSizes::default() };
-    assert!(error_text(XdpConfig { rings, ..config() }).contains("1000 entries"));
-    let queues = |queues: &[u32]| XdpConfig { queues: Some(queues.to_vec()), ..config() };
+    let rings = RingSizes::default().receive(1000);
+    assert!(error_text(config().rings(rings)).contains("1000 entries"));
+    let queues = |queues: &[u32]| config().queues(queues.to_vec());
     assert!(error_text(queues(&[3])).contains("no receive queue 3: it has 1"));
     assert!(error_text(queues(&[])).contains("at least one"));
     assert!(error_text(queues(&[0, 0])).contains("only once"));
-    let zero = XdpConfig { copy: CopyMode::ZeroCopy, ..config() };
+    let zero = config().copy(CopyMode::ZeroCopy);
     assert!(matches!(open_error(left, zero), XdpError::Socket { queue: 0, .. }));
 
     let many =
         (0..2000).map(|n| SteeringRule::Address(IpAddr::from([10, 1, (n >> 8) as u8, n as u8])));
-    let many = XdpConfig { steering: rules(many.collect::<Vec<_>>()), ..config() };
+    let many = config().steering(rules(many.collect::<Vec<_>>()));
     assert!(error_text(many).contains("1024 addresses"));
 
     left.ip("link set left mtu 3000");
@@ -732,7 +725,7 @@ fn large_peer_mtu_falls_back_to_generic_mode() {
     }
     let pair = VethPair::new(1);
     pair.right.ip("link set right mtu 9000");
-    let native = XdpConfig { mode: AttachMode::Native, ..XdpConfig::new("left") };
+    let native = XdpConfig::new("left").mode(AttachMode::Native);
     let text = open_error(&pair.left, native).to_string();
     assert!(text.contains("MTU"), "{text}");
     let mut arena = arena(1024);

@@ -18,6 +18,7 @@ use crate::pressure::{EarlyDropWork, SecondaryCores};
 
 /// Error of setting up admission control.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AdmissionError {
     /// The configuration is invalid.
     #[error(transparent)]

@@ -1,23 +1,53 @@
 //! Handover of an engine's device and stack to another process.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use tidegate_device::xdp::XdpLink;
 use tidegate_device::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 use tidegate_memory::Arena;
 use tidegate_stack::StackSnapshot;
 
 use crate::Engine;
-use crate::open::{NetConfig, OpenError, open_wrapped_device};
+use crate::open::{NetConfig, OpenError};
+use crate::open_device::open_wrapped_device;
+
+/// Kind of a kernel object that one process's device passes to its successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InheritedKind {
+    /// BPF link that keeps the XDP program attached to the interface.
+    XdpLink {
+        /// True if the program runs in the driver.
+        native: bool,
+    },
+    /// TAP or TUN device.
+    Tap,
+}
 
 /// Kernel object that one process's device passes to its successor.
 #[derive(Debug)]
-pub enum InheritedDevice {
-    /// BPF link that keeps the XDP program attached to the interface.
-    Link(XdpLink),
-    /// Descriptor of a TAP or TUN device.
-    Tap(OwnedFd),
+pub struct InheritedDevice {
+    kind: InheritedKind,
+    fd: OwnedFd,
+}
+
+impl InheritedDevice {
+    /// Wraps the descriptor of a kernel object of this kind.
+    pub fn new(kind: InheritedKind, fd: OwnedFd) -> Self {
+        Self { kind, fd }
+    }
+
+    /// Adds the object to the state from which a device continues. An object of another kind of
+    /// device is closed.
+    pub(crate) fn apply_to(self, state: &mut Option<HandoverState>) {
+        match (self.kind, state) {
+            #[cfg(feature = "xdp")]
+            (InheritedKind::XdpLink { native }, Some(HandoverState::Xdp(loaded))) => {
+                loaded.inherit(tidegate_device::xdp::XdpLink::inherited(self.fd, native));
+            }
+            (InheritedKind::Tap, state @ None) => *state = Some(HandoverState::Tap(self.fd)),
+            _ => {}
+        }
+    }
 }
 
 /// Placeholder of a closed device: receives nothing, and transmit frames stay queued.
@@ -60,7 +90,7 @@ impl Engine {
     /// device in front stay as they are.
     ///
     /// With `keep`, the kernel does not receive the frames that the device took: they are lost as
-    /// long as any process holds [`Engine::handover_state`].
+    /// long as any process holds [`Engine::inheritable`].
     ///
     /// # Errors
     /// If the device is no longer usable.
@@ -74,9 +104,16 @@ impl Engine {
         Ok(())
     }
 
-    /// State that the closed device left for its successor.
-    pub fn handover_state(&self) -> Option<&HandoverState> {
-        self.handover_state.as_ref()
+    /// Kernel object that the closed device left for its successor.
+    pub fn inheritable(&self) -> Option<(InheritedKind, BorrowedFd<'_>)> {
+        match self.handover_state.as_ref()? {
+            #[cfg(feature = "xdp")]
+            HandoverState::Xdp(loaded) => {
+                let link = loaded.link()?;
+                Some((InheritedKind::XdpLink { native: link.native() }, link.as_fd()))
+            }
+            HandoverState::Tap(tap_fd) => Some((InheritedKind::Tap, tap_fd.as_fd())),
+        }
     }
 
     /// As [`Device::take_over`].

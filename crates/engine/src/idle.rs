@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Times of the idle steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct IdleConfig {
     /// Busy-poll until this long after the last work, in nanoseconds.
     pub spin_ns: u64,
@@ -38,6 +39,28 @@ pub struct IdleConfig {
 impl Default for IdleConfig {
     fn default() -> Self {
         Self { spin_ns: 20_000, pause_ns: 50_000, max_gap_ns: 200_000, max_linger_ns: 5_000_000 }
+    }
+}
+
+impl IdleConfig {
+    /// Sets the time of busy-polling after the last work, in nanoseconds.
+    pub fn spin_ns(self, spin_ns: u64) -> Self {
+        Self { spin_ns, ..self }
+    }
+
+    /// Sets the time of polling between short pauses, in nanoseconds after the last work.
+    pub fn pause_ns(self, pause_ns: u64) -> Self {
+        Self { pause_ns, ..self }
+    }
+
+    /// Sets the upper bound of the pause time that adapts to recurring work, in nanoseconds.
+    pub fn max_gap_ns(self, max_gap_ns: u64) -> Self {
+        Self { max_gap_ns, ..self }
+    }
+
+    /// Sets the upper bound of the pause time after a busy period, in nanoseconds.
+    pub fn max_linger_ns(self, max_linger_ns: u64) -> Self {
+        Self { max_linger_ns, ..self }
     }
 }
 

@@ -6,11 +6,19 @@
 //!
 //! Without work, [`IdleGovernor`] chooses how to wait, and [`Engine::prepare_sleep`] arms the
 //! descriptors of [`Engine::wake_fds`]. [`open()`] creates an engine from a [`NetConfig`].
+//!
+//! # Features
+//! None is on by default.
+//!
+//! * `xdp`: devices on AF_XDP, and the guard of servers on the kernel's stack (module `guard`).
+//! * `packet`: devices on AF_PACKET.
 
 pub mod admission;
 mod claim;
 mod clock;
+mod device_config;
 mod engine;
+#[cfg(feature = "xdp")]
 pub mod guard;
 mod handover;
 mod idle;
@@ -18,6 +26,7 @@ mod idle_detector;
 mod interrupt;
 mod neighbours;
 mod open;
+mod open_device;
 mod prepared;
 mod pressure;
 mod priority;
@@ -26,12 +35,13 @@ mod sys;
 
 pub use claim::{PortClaim, PortClaims};
 pub use clock::Clock;
+pub use device_config::{DeviceConfig, OpenDevice};
 pub use engine::{Engine, EngineConfig, EngineCounters, SleepPlan, StepResult, WakeFds};
-pub use handover::InheritedDevice;
+pub use handover::{InheritedDevice, InheritedKind};
 pub use idle::{IdleConfig, IdleGovernor, IdleStep, pause};
 pub use idle_detector::IdleDetector;
 pub use neighbours::KernelNeighbours;
-pub use open::{DeviceConfig, DeviceWrapper, NetConfig, OpenDevice, OpenError};
+pub use open::{DeviceWrapper, NetConfig, OpenError};
 pub use prepared::{PreparedEngine, open};
 pub use priority::Priority;
 pub use sharded::{PreparedEngines, ShardedStacks, open_sharded};

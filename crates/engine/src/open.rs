@@ -1,97 +1,23 @@
-//! Configuration of a stack and its device.
+//! Configuration of a stack.
 
 use std::io::{self, Read};
 use std::net::IpAddr;
 
-use tidegate_device::dpdk::{self, DpdkConfig, DpdkError};
-use tidegate_device::mem::MemDevice;
-use tidegate_device::netlink::{self, Interface, NetlinkError};
-use tidegate_device::packet::{self, PacketConfig, PacketDevice, PacketError};
-use tidegate_device::steering::SteeringRule;
-use tidegate_device::tap::{TapConfig, TapDevice, TapError};
-use tidegate_device::xdp::{XdpConfig, XdpDevice, XdpError};
-use tidegate_device::{Device, HandoverState};
+use tidegate_device::Device;
+use tidegate_device::dpdk::DpdkError;
+use tidegate_device::netlink::NetlinkError;
+#[cfg(feature = "packet")]
+use tidegate_device::packet::PacketError;
+use tidegate_device::tap::TapError;
+#[cfg(feature = "xdp")]
+use tidegate_device::xdp::XdpError;
 use tidegate_gate::{Mode, Settings, admission};
-use tidegate_memory::{Arena, ArenaConfig, ArenaError, FrameSize};
+use tidegate_memory::{ArenaConfig, ArenaError, FrameSize};
 use tidegate_stack::{AddressOwnership, ConfigError, Limits, RestoreError, Route};
 use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::admission::AdmissionError;
-use crate::{Clock, EngineConfig, IdleConfig};
-
-/// Device of a stack.
-pub enum DeviceConfig {
-    /// AF_XDP on an interface. The steering rules are filled in from the addresses or, on a shared
-    /// address, from the bound sockets.
-    Xdp(XdpConfig),
-    /// AF_PACKET on an interface. The address filter is filled in from the addresses.
-    Packet(PacketConfig),
-    /// A TAP or TUN device.
-    Tap(TapConfig),
-    /// A DPDK device; needs a build with feature `dpdk`.
-    Dpdk(DpdkConfig),
-    /// One end of an in-memory link.
-    Mem(Box<MemDevice>),
-    /// Any other device.
-    Custom(OpenDevice),
-}
-
-/// Function that opens a device with the arena of its frames.
-pub type OpenDevice = Box<dyn FnOnce(&mut Arena) -> io::Result<Box<dyn Device>> + Send>;
-
-impl DeviceConfig {
-    /// Size of packet buffers for frames of one packet each.
-    pub fn frame_size(&self) -> FrameSize {
-        match self {
-            Self::Dpdk(_) => dpdk::RECOMMENDED_FRAME_SIZE,
-            _ => FrameSize::K2,
-        }
-    }
-
-    /// Clones the configuration, or takes it out if it can be used only once.
-    pub(crate) fn clone_or_take(&mut self) -> Self {
-        match self {
-            Self::Xdp(config) => Self::Xdp(config.clone()),
-            Self::Packet(config) => Self::Packet(config.clone()),
-            Self::Tap(config) => Self::Tap(config.clone()),
-            Self::Dpdk(config) => Self::Dpdk(config.clone()),
-            Self::Mem(_) | Self::Custom(_) => {
-                let used = || io::Error::other("this device can be opened only once");
-                std::mem::replace(self, Self::Custom(Box::new(move |_| Err(used()))))
-            }
-        }
-    }
-}
-
-impl From<MemDevice> for DeviceConfig {
-    fn from(device: MemDevice) -> Self {
-        Self::Mem(Box::new(device))
-    }
-}
-
-impl From<XdpConfig> for DeviceConfig {
-    fn from(config: XdpConfig) -> Self {
-        Self::Xdp(config)
-    }
-}
-
-impl From<PacketConfig> for DeviceConfig {
-    fn from(config: PacketConfig) -> Self {
-        Self::Packet(config)
-    }
-}
-
-impl From<TapConfig> for DeviceConfig {
-    fn from(config: TapConfig) -> Self {
-        Self::Tap(config)
-    }
-}
-
-impl From<DpdkConfig> for DeviceConfig {
-    fn from(config: DpdkConfig) -> Self {
-        Self::Dpdk(config)
-    }
-}
+use crate::{Clock, DeviceConfig, EngineConfig, IdleConfig};
 
 /// Function that wraps an open device: fault injection, tracing, capture.
 pub type DeviceWrapper = Box<dyn FnOnce(Box<dyn Device>) -> io::Result<Box<dyn Device>> + Send>;
@@ -282,9 +208,11 @@ pub enum OpenError {
     #[error(transparent)]
     Arena(#[from] ArenaError),
     /// The AF_XDP device cannot be opened.
+    #[cfg(feature = "xdp")]
     #[error(transparent)]
     Xdp(#[from] XdpError),
     /// The AF_PACKET device cannot be opened.
+    #[cfg(feature = "packet")]
     #[error(transparent)]
     Packet(#[from] PacketError),
     /// The TAP device cannot be opened.
@@ -346,83 +274,13 @@ pub enum OpenError {
 impl OpenError {
     /// True if another process holds a required resource, which it may be about to release.
     pub fn is_busy(&self) -> bool {
-        matches!(
-            self,
-            Self::Xdp(XdpError::AlreadyAttached(_) | XdpError::QueueBusy { .. })
-                | Self::Dpdk(DpdkError::Busy { .. })
-        )
-    }
-}
-
-fn open_device(
-    config: &mut NetConfig,
-    handover_state: &mut Option<HandoverState>,
-    arena: &mut Arena,
-) -> Result<Box<dyn Device>, OpenError> {
-    let device = config.device.clone_or_take();
-    let (addresses, vlan) = (&config.addresses, config.vlan);
-    Ok(match device {
-        DeviceConfig::Xdp(mut xdp) => {
-            if config.ownership == AddressOwnership::Exclusive {
-                reject_kernel_addresses(&xdp.interface, addresses)?;
-                let own = addresses.iter().map(|address| SteeringRule::Address(address.address()));
-                xdp.steering.rules.extend(own);
-            }
-            xdp.steering.vlan = vlan;
-            match handover_state {
-                Some(HandoverState::Xdp(loaded)) => {
-                    Box::new(XdpDevice::open_loaded(xdp, loaded, arena)?)
-                }
-                _ => Box::new(XdpDevice::open(xdp, arena)?),
-            }
-        }
-        DeviceConfig::Packet(mut packet) => {
-            reject_kernel_addresses(&packet.interface, addresses)?;
-            packet.steering = packet_steering(addresses, vlan);
-            Box::new(PacketDevice::open(&packet, arena)?)
-        }
-        DeviceConfig::Tap(tap) => Box::new(match handover_state.take() {
-            Some(HandoverState::Tap(tap_fd)) => TapDevice::open_from_handover(tap_fd, &tap, arena)?,
-            _ => TapDevice::open(&tap, arena)?,
-        }),
-        DeviceConfig::Dpdk(config) => dpdk::open(&config, arena)?,
-        DeviceConfig::Mem(device) => device,
-        DeviceConfig::Custom(open) => open(arena).map_err(OpenError::Io)?,
-    })
-}
-
-/// Opens the device of a configuration with its wrappers.
-pub(crate) fn open_wrapped_device(
-    config: &mut NetConfig,
-    handover_state: &mut Option<HandoverState>,
-    arena: &mut Arena,
-) -> Result<Box<dyn Device>, OpenError> {
-    let mut device = open_device(config, handover_state, arena)?;
-    for wrapper in std::mem::take(&mut config.wrappers) {
-        device = wrapper(device).map_err(OpenError::Io)?;
-    }
-    Ok(device)
-}
-
-/// Address filter of an AF_PACKET device. The filter matches untagged frames only, so a VLAN
-/// takes everything.
-pub(crate) fn packet_steering(addresses: &[IpCidr], vlan: Option<u16>) -> packet::Steering {
-    match vlan {
-        Some(_) => packet::Steering::Everything,
-        None => packet::Steering::Addresses(addresses.iter().map(IpCidr::address).collect()),
-    }
-}
-
-/// Rejects an own address that the kernel has too.
-fn reject_kernel_addresses(interface: &str, addresses: &[IpCidr]) -> Result<(), OpenError> {
-    let interface = Interface::by_name(interface)?;
-    for kernel_address in netlink::addresses(interface.index)? {
-        let address = kernel_address.address();
-        if addresses.iter().any(|own| own.address() == address) {
-            return Err(OpenError::KernelHasAddress { address, interface: interface.name });
+        match self {
+            #[cfg(feature = "xdp")]
+            Self::Xdp(error) => error.is_busy(),
+            Self::Dpdk(error) => matches!(error, DpdkError::Busy { .. }),
+            _ => false,
         }
     }
-    Ok(())
 }
 
 pub(crate) fn random_seed() -> Result<[u8; 16], OpenError> {

@@ -2,15 +2,14 @@
 //! from another one with minimal downtime.
 
 use tidegate_device::netlink::{self, Interface};
-use tidegate_device::packet::{PacketConfig, PacketDevice};
-use tidegate_device::xdp::XdpDevice;
-use tidegate_device::{Burst, Device, HandoverState, dpdk};
+use tidegate_device::{Burst, Device, HandoverState};
 use tidegate_gate::Mode;
 use tidegate_memory::{Arena, HEADROOM_BYTES};
 use tidegate_stack::{AddressOwnership, Config, Route, Stack, StackSnapshot};
 use tidegate_wire::{IpCidr, MacAddr};
 
-use crate::open::{open_wrapped_device, packet_steering, random_seed};
+use crate::open::random_seed;
+use crate::open_device::{open_wrapped_device, prepare_takeover};
 use crate::{
     DeviceConfig, Engine, IdleConfig, InheritedDevice, KernelNeighbours, NetConfig, OpenError,
     PortClaims,
@@ -27,7 +26,7 @@ pub struct PreparedEngine {
     // Devices come first: they are closed before the arena is unmapped.
     device: Option<Box<dyn Device>>,
     /// Interim AF_PACKET device: receives while no AF_XDP device takes the frames.
-    interim_device: Option<PacketDevice>,
+    interim_device: Option<Box<dyn Device>>,
     /// State of a closed device, from which the new device continues.
     handover_state: Option<HandoverState>,
     arena: Arena,
@@ -49,10 +48,9 @@ impl PreparedEngine {
         }
         let mut neighbours = None;
         if shared {
-            let DeviceConfig::Xdp(xdp) = &config.device else {
-                return Err(OpenError::CannotShareAddress);
-            };
-            let interface = Interface::by_name(&xdp.interface)?;
+            let interface =
+                config.device.shareable_interface().ok_or(OpenError::CannotShareAddress)?;
+            let interface = Interface::by_name(interface)?;
             neighbours = Some(KernelNeighbours::follow(interface.index)?);
             config.addresses = netlink::addresses(interface.index)?;
             if config.addresses.is_empty() {
@@ -69,9 +67,7 @@ impl PreparedEngine {
         let addresses = config.addresses.iter().filter(|_| shared);
         let addresses = addresses.map(IpCidr::address).collect();
         let claims = PortClaims::new(addresses, config.kernel_ports_bound);
-        let kernel_receives =
-            matches!(config.device, DeviceConfig::Packet(_) | DeviceConfig::Tap(_));
-        if kernel_receives && config.engine.idle == IdleConfig::default() {
+        if config.device.is_fed_by_kernel() && config.engine.idle == IdleConfig::default() {
             // The kernel's receive work may need this core: a pause yields to it.
             config.engine.idle.spin_ns = 0;
         }
@@ -93,7 +89,7 @@ impl PreparedEngine {
     /// So no frame is lost between the last poll of the old process and the first poll of this one:
     /// - AF_PACKET: the device itself is opened, since an interface takes any number of them.
     /// - AF_XDP, which takes one process only: an interim AF_PACKET device receives the frames that
-    ///   no program takes.
+    ///   no program takes, in a build with feature `packet`.
     /// - TAP: the kernel device queues the frames.
     /// - Other devices lose frames meanwhile, as a wire may. So does a device that shares the
     ///   kernel's addresses: the kernel would answer the same frames.
@@ -101,21 +97,13 @@ impl PreparedEngine {
     /// # Errors
     /// As [`PreparedEngine::open_device`].
     pub fn start_interim_capture(&mut self) -> Result<(), OpenError> {
-        match &self.config.device {
-            DeviceConfig::Packet(_) => self.open_device(),
-            DeviceConfig::Xdp(xdp) => {
-                self.handover_state = Some(HandoverState::Xdp(Box::new(XdpDevice::load()?)));
-                if self.config.ownership == AddressOwnership::Shared {
-                    return Ok(());
-                }
-                let steering = packet_steering(&self.config.addresses, self.config.vlan);
-                let config = PacketConfig { steering, ..PacketConfig::new(&xdp.interface) };
-                self.interim_device = Some(PacketDevice::open(&config, &mut self.arena)?);
-                Ok(())
-            }
-            DeviceConfig::Dpdk(config) => Ok(dpdk::start(config)?),
-            _ => Ok(()),
+        if self.config.device.allows_other_process() {
+            return self.open_device();
         }
+        let prepared = prepare_takeover(&self.config, &mut self.arena)?;
+        self.interim_device = prepared.interim_device;
+        self.handover_state = prepared.handover_state;
+        Ok(())
     }
 
     /// Discards the frames kept so far: the other process has received them too.
@@ -123,26 +111,20 @@ impl PreparedEngine {
     /// # Errors
     /// If the device is no longer usable.
     pub fn discard_interim_frames(&mut self) -> Result<(), OpenError> {
-        let interim_device = self.interim_device.as_mut().map(|device| device as &mut dyn Device);
-        let Some(device) = interim_device.or(self.device.as_deref_mut()) else { return Ok(()) };
+        let device = self.interim_device.as_mut().or(self.device.as_mut());
+        let Some(device) = device else { return Ok(()) };
         let discard = |burst: &mut Burst, arena: &mut Arena| {
             while let Some(frame) = burst.pop_front() {
                 arena.free(frame);
             }
         };
-        drain_device(device, &mut self.arena, discard)
+        drain_device(&mut **device, &mut self.arena, discard)
     }
 
     /// Sets the kernel object that the device inherits from the other process. The device uses it
     /// from [`Engine::take_over`] on. Ignored for a device of another kind.
     pub fn inherit(&mut self, inherited: InheritedDevice) {
-        match (inherited, &mut self.handover_state) {
-            (InheritedDevice::Link(link), Some(HandoverState::Xdp(loaded))) => loaded.inherit(link),
-            (InheritedDevice::Tap(tap_fd), handover_state @ None) => {
-                *handover_state = Some(HandoverState::Tap(tap_fd));
-            }
-            _ => {}
-        }
+        inherited.apply_to(&mut self.handover_state);
     }
 
     /// As [`crate::PreparedEngines::keep_mac`]; returns true if the device has a new address each
@@ -195,7 +177,7 @@ impl PreparedEngine {
         let stack_config = stack_config(&config, &*device, seed);
         let mut stack = stack(stack_config, clock.now_ns(), &mut arena)?;
         if let Some(mut interim_device) = interim_device {
-            drain_device(&mut interim_device, &mut arena, |burst, arena| {
+            drain_device(&mut *interim_device, &mut arena, |burst, arena| {
                 stack.handle_burst(clock.now_ns(), burst, arena);
             })?;
         }

@@ -11,9 +11,9 @@ use tidegate_stack::{AddressOwnership, PortGroups, StackSnapshot, Transport};
 use tidegate_wire::MacAddr;
 
 use crate::claim::PortClaims;
-use crate::open::{DeviceConfig, NetConfig, OpenError};
+use crate::open::{NetConfig, OpenError};
 use crate::prepared::{PreparedEngine, open};
-use crate::{Engine, EngineConfig};
+use crate::{DeviceConfig, Engine, EngineConfig};
 
 /// Engines and stacks that share one device.
 pub struct ShardedStacks {

@@ -175,6 +175,7 @@ impl Default for Config {
 
 /// Error in the gate's settings. Names are the configuration file's keys.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// A setting that must be above zero is zero.
     #[error("{name} is 0, so packets would never be processed: give at least 1")]

@@ -120,8 +120,7 @@ fn echo(packets: u64, ipv6: bool) -> Result<u64, LabError> {
 impl EchoTestbed {
     fn new(ipv6: bool) -> Result<Self, LabError> {
         let config_error = |error: &dyn std::fmt::Display| LabError::Config(error.to_string());
-        let config =
-            MemConfig { macs: [DRIVER_MAC, SERVER_MAC], capacity: 256, ..MemConfig::default() };
+        let config = MemConfig::default().macs([DRIVER_MAC, SERVER_MAC]).capacity(256);
         let (driver, device) =
             wire(&config).map_err(LabError::io("cannot create an in-memory link"))?;
         let (server_address, driver_address, cidr): (IpAddr, IpAddr, _) = if ipv6 {

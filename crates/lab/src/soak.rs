@@ -184,10 +184,7 @@ pub fn run(
         }
         SoakLink::Xdp => {
             let pair = VethPair::new(&VethConfig::default())?;
-            let xdp = XdpConfig {
-                busy_poll: Some(BusyPoll::default()),
-                ..XdpConfig::new(&pair.b.device)
-            };
+            let xdp = XdpConfig::new(&pair.b.device).busy_poll(BusyPoll::default());
             let net = NetConfig::new(xdp).address(address);
             let net = pair.b.namespace.enter(|| open_net(config, net))??;
             load.interface = Some(pair.a.device.clone());
@@ -204,13 +201,12 @@ fn parse<T: std::str::FromStr>(text: &str) -> Result<T, LabError> {
 }
 
 fn open_net(config: &SoakConfig, net: NetConfig) -> Result<Net, LabError> {
-    let faults = FaultRates {
-        loss: config.loss,
-        duplication: config.duplication,
-        reordering: config.reordering,
-        corruption: config.corruption,
-    };
-    let faults = FaultConfig { seed: config.seed, receive: faults, transmit: faults };
+    let faults = FaultRates::default()
+        .loss(config.loss)
+        .duplication(config.duplication)
+        .reordering(config.reordering)
+        .corruption(config.corruption);
+    let faults = FaultConfig::default().seed(config.seed).receive(faults).transmit(faults);
     let net = net.wrap(Box::new(move |device| {
         let device = FaultInjector::new(device, faults).map_err(std::io::Error::other)?;
         Ok(Box::new(device))

@@ -86,6 +86,7 @@ impl Default for ArenaConfig {
 
 /// Error of creating an arena.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ArenaError {
     /// The configuration asks for zero frames or for more than 2^24.
     #[error("an arena needs between 1 and 16777216 frames, not {0}")]

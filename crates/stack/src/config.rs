@@ -215,6 +215,7 @@ impl Config {
 
 /// Error in a [`Config`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// The hardware address is a group address or all zero.
     #[error(

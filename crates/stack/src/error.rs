@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Failure to create or use a socket, or an error that a peer or router reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum SocketError {
     /// The socket was closed.
     #[error("the socket is closed")]
@@ -69,6 +70,7 @@ impl From<SocketError> for Error {
 
 /// Failure to send a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SendError {
     /// The socket was closed.
     #[error("the socket is closed")]

@@ -25,6 +25,7 @@ pub mod mem {
 }
 
 /// Devices on AF_PACKET.
+#[cfg(feature = "packet")]
 pub mod packet {
     pub use tidegate_device::packet::PacketConfig;
 }
@@ -40,6 +41,7 @@ pub mod trace {
 }
 
 /// Devices on AF_XDP.
+#[cfg(feature = "xdp")]
 pub mod xdp {
     pub use tidegate_device::xdp::{
         AttachMode, BusyPoll, CopyMode, RingSizes, UnknownAttachMode, XdpConfig,

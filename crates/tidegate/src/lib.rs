@@ -10,8 +10,11 @@
 //! on TCP sockets under one lock.
 //!
 //! # Features
-//! None is on by default.
+//! None is on by default: without a feature there are TAP devices, in-memory links, and devices
+//! of an application's own.
 //!
+//! * `xdp`: devices on AF_XDP.
+//! * `packet`: devices on AF_PACKET.
 //! * `attach`: attached stacks (`Net::attach`), forks, and sockets sent between processes.
 //! * `tokio`: futures with the traits of tokio.
 //! * `serde`: [`host::HostConfig`] as data, for another process.

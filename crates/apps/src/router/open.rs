@@ -339,7 +339,7 @@ fn busy_poll(requested: Option<BusyPoll>, settings: &Settings) -> Option<BusyPol
         Quota::Packets(packets) => packets.min(MAX_POLL_BUDGET),
         Quota::Unlimited => MAX_POLL_BUDGET,
     };
-    requested.map(|asked| BusyPoll { budget: quota as u16, ..asked })
+    requested.map(|asked| asked.budget(quota as u16))
 }
 
 /// Rejects an address that is also assigned to the kernel's interface.

@@ -43,6 +43,7 @@ pub const IS_BUILT: bool = cfg!(feature = "dpdk");
 
 /// Configuration of a DPDK device.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DpdkConfig {
     /// The device as DPDK names it: a PCI address, or a virtual device with its
     /// arguments, as `net_memif0,role=server,id=0,socket=/run/memif.sock`.
@@ -60,6 +61,31 @@ pub struct DpdkConfig {
 }
 
 impl DpdkConfig {
+    /// One queue of this device, without EAL arguments and segmentation.
+    pub fn new(device: impl Into<String>) -> Self {
+        Self {
+            device: device.into(),
+            arguments: Vec::new(),
+            queues: NonZeroU16::MIN,
+            segmentation: false,
+        }
+    }
+
+    /// Sets the EAL arguments, placed before Tidegate's defaults.
+    pub fn arguments(self, arguments: Vec<String>) -> Self {
+        Self { arguments, ..self }
+    }
+
+    /// Sets the number of queues in each direction.
+    pub fn queues(self, queues: NonZeroU16) -> Self {
+        Self { queues, ..self }
+    }
+
+    /// Sets segmentation offload.
+    pub fn segmentation(self, segmentation: bool) -> Self {
+        Self { segmentation, ..self }
+    }
+
     /// Checks that the device can be handed over: another process can open it once this process
     /// has closed it, and this process can reopen it if the other fails.
     ///
@@ -90,8 +116,7 @@ impl FromStr for DpdkConfig {
     fn from_str(text: &str) -> Result<Self, Infallible> {
         let mut words = text.split_whitespace().map(str::to_owned);
         let device = words.next().unwrap_or_default();
-        let arguments = words.collect();
-        Ok(Self { device, arguments, queues: NonZeroU16::MIN, segmentation: false })
+        Ok(Self::new(device).arguments(words.collect()))
     }
 }
 
@@ -104,6 +129,7 @@ impl fmt::Display for DpdkConfig {
 
 /// Error when opening a DPDK device.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DpdkError {
     /// The feature `dpdk` is off.
     #[error(

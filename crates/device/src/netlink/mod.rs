@@ -34,6 +34,7 @@ use socket::Socket;
 
 /// Error of a netlink request.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NetlinkError {
     /// No interface has this name.
     #[error("there is no interface {name:?} here; there are: {}", existing.join(", "))]

@@ -59,6 +59,7 @@ pub enum Steering {
 
 /// Settings of a [`PacketDevice`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PacketConfig {
     /// Name of the interface.
     pub interface: String,
@@ -97,10 +98,46 @@ impl PacketConfig {
             fanout: None,
         }
     }
+
+    /// Sets the frames to receive.
+    pub fn steering(self, steering: Steering) -> Self {
+        Self { steering, ..self }
+    }
+
+    /// Sets the receive mode.
+    pub fn receive(self, receive: ReceiveMode) -> Self {
+        Self { receive, ..self }
+    }
+
+    /// Sets the memory for received frames in bytes.
+    pub fn buffer_bytes(self, buffer_bytes: usize) -> Self {
+        Self { buffer_bytes, ..self }
+    }
+
+    /// Sets whether frames bypass the queueing discipline.
+    pub fn qdisc_bypass(self, qdisc_bypass: bool) -> Self {
+        Self { qdisc_bypass, ..self }
+    }
+
+    /// Sets promiscuous mode.
+    pub fn promiscuous(self, promiscuous: bool) -> Self {
+        Self { promiscuous, ..self }
+    }
+
+    /// Sets segmentation offload.
+    pub fn segmentation(self, segmentation: bool) -> Self {
+        Self { segmentation, ..self }
+    }
+
+    /// Sets the fanout group to join.
+    pub fn fanout(self, fanout: impl Into<Option<u16>>) -> Self {
+        Self { fanout: fanout.into(), ..self }
+    }
 }
 
 /// Error of opening a [`PacketDevice`].
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PacketError {
     /// The interface does not exist, or a netlink request failed.
     #[error(transparent)]

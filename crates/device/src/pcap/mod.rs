@@ -22,6 +22,7 @@ use crate::{Burst, Capabilities, Device, DeviceCounters};
 
 /// Error of reading or writing a capture file.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PcapError {
     /// The file does not exist, or access is denied.
     #[error("cannot open the capture file {}: {source}", path.display())]
@@ -54,11 +55,24 @@ pub enum PcapError {
 
 /// Files of a [`PcapDevice`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PcapConfig {
     /// File to receive packets from; `None` for none.
     pub read: Option<PathBuf>,
     /// File to write sent packets to, overwritten; `None` to count and discard them.
     pub write: Option<PathBuf>,
+}
+
+impl PcapConfig {
+    /// Sets the file to receive packets from.
+    pub fn read(self, read: impl Into<Option<PathBuf>>) -> Self {
+        Self { read: read.into(), ..self }
+    }
+
+    /// Sets the file to write sent packets to.
+    pub fn write(self, write: impl Into<Option<PathBuf>>) -> Self {
+        Self { write: write.into(), ..self }
+    }
 }
 
 /// Packets of a capture file, delivered as fast as the caller receives.

@@ -22,6 +22,7 @@ use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, buffer, 
 
 /// Settings of a [`TapDevice`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TapConfig {
     /// Name of the interface, created if it does not exist; with `tap%d` the kernel chooses a
     /// number.
@@ -55,10 +56,41 @@ impl TapConfig {
             segmentation: false,
         }
     }
+
+    /// Sets the kind of interface: TAP for Ethernet, TUN for IP.
+    pub fn medium(self, medium: Medium) -> Self {
+        Self { medium, ..self }
+    }
+
+    /// Sets the hardware address of this end; `None` derives it from the kernel's end.
+    pub fn mac(self, mac: impl Into<Option<MacAddr>>) -> Self {
+        Self { mac: mac.into(), ..self }
+    }
+
+    /// Sets the MTU of the interface; `None` leaves it unchanged.
+    pub fn mtu(self, mtu: impl Into<Option<u32>>) -> Self {
+        Self { mtu: mtu.into(), ..self }
+    }
+
+    /// Sets the addresses to add to the kernel's end.
+    pub fn kernel_addresses(self, kernel_addresses: Vec<IpCidr>) -> Self {
+        Self { kernel_addresses, ..self }
+    }
+
+    /// Sets whether the kernel's end is set up.
+    pub fn up(self, up: bool) -> Self {
+        Self { up, ..self }
+    }
+
+    /// Sets segmentation offload.
+    pub fn segmentation(self, segmentation: bool) -> Self {
+        Self { segmentation, ..self }
+    }
 }
 
 /// Error of opening a [`TapDevice`].
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TapError {
     /// The name is not a valid interface name.
     #[error("{0:?} is not a valid interface name: use 1 to 15 bytes without slash or space")]

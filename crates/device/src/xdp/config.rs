@@ -71,6 +71,7 @@ pub enum CopyMode {
 /// Preferred busy polling (Linux 5.11): the NIC's interrupts stay off, and the driver's
 /// receive path runs inside the system calls of the device, on the core that polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BusyPoll {
     /// Maximum packets per poll.
     pub budget: u16,
@@ -90,8 +91,26 @@ impl Default for BusyPoll {
     }
 }
 
+impl BusyPoll {
+    /// Sets the maximum packets per poll.
+    pub fn budget(self, budget: u16) -> Self {
+        Self { budget, ..self }
+    }
+
+    /// Sets the polls by the kernel's timer before interrupts are enabled again.
+    pub fn defer_irqs(self, defer_irqs: u32) -> Self {
+        Self { defer_irqs, ..self }
+    }
+
+    /// Sets the time that the kernel waits for the next poll, in nanoseconds.
+    pub fn flush_timeout_ns(self, flush_timeout_ns: u64) -> Self {
+        Self { flush_timeout_ns, ..self }
+    }
+}
+
 /// Ring sizes of each AF_XDP socket, in entries; powers of two from 64 to 32768.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RingSizes {
     /// Fill ring: buffers that the kernel receives packets into.
     pub fill: u32,
@@ -111,6 +130,7 @@ impl Default for RingSizes {
 
 /// Configuration of an AF_XDP device.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct XdpConfig {
     /// Interface name.
     pub interface: String,
@@ -133,9 +153,59 @@ impl XdpConfig {
     pub fn new(interface: impl Into<String>) -> Self {
         Self { interface: interface.into(), ..Self::default() }
     }
+
+    /// Sets the receive queues to serve; `None` serves all active queues.
+    pub fn queues(self, queues: impl Into<Option<Vec<u32>>>) -> Self {
+        Self { queues: queues.into(), ..self }
+    }
+
+    /// Sets native or generic XDP.
+    pub fn mode(self, mode: AttachMode) -> Self {
+        Self { mode, ..self }
+    }
+
+    /// Sets zero-copy or copy mode.
+    pub fn copy(self, copy: CopyMode) -> Self {
+        Self { copy, ..self }
+    }
+
+    /// Sets preferred busy polling; `None` receives by interrupts.
+    pub fn busy_poll(self, busy_poll: impl Into<Option<BusyPoll>>) -> Self {
+        Self { busy_poll: busy_poll.into(), ..self }
+    }
+
+    /// Sets the ring sizes.
+    pub fn rings(self, rings: RingSizes) -> Self {
+        Self { rings, ..self }
+    }
+
+    /// Sets the frames that are redirected to this device.
+    pub fn steering(self, steering: Steering) -> Self {
+        Self { steering, ..self }
+    }
 }
 
 impl RingSizes {
+    /// Sets the size of the fill ring.
+    pub fn fill(self, fill: u32) -> Self {
+        Self { fill, ..self }
+    }
+
+    /// Sets the size of the RX ring.
+    pub fn receive(self, receive: u32) -> Self {
+        Self { receive, ..self }
+    }
+
+    /// Sets the size of the TX ring.
+    pub fn transmit(self, transmit: u32) -> Self {
+        Self { transmit, ..self }
+    }
+
+    /// Sets the size of the completion ring.
+    pub fn completion(self, completion: u32) -> Self {
+        Self { completion, ..self }
+    }
+
     pub(super) fn validate(&self) -> Result<(), XdpError> {
         let sizes = [self.fill, self.receive, self.transmit, self.completion];
         match sizes

@@ -10,6 +10,7 @@ use crate::netlink::NetlinkError;
 /// Error of opening or steering an AF_XDP device. After an error of opening, nothing is left
 /// attached.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum XdpError {
     /// No interface of this name exists in the thread's network namespace, or the kernel's
     /// netlink query failed.
@@ -138,4 +139,11 @@ pub enum XdpError {
         /// Error of the kernel.
         source: io::Error,
     },
+}
+
+impl XdpError {
+    /// True if another process holds the interface or a queue, which it may be about to release.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::AlreadyAttached(_) | Self::QueueBusy { .. })
+    }
 }

@@ -15,6 +15,7 @@ impl TransportProtocol {
 
 /// Frames to redirect from an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Steering {
     /// Rules; empty by default.
     pub rules: Vec<SteeringRule>,
@@ -38,6 +39,16 @@ const STEER_ADMISSION: u32 = 1 << 4;
 const STEER_HOLDING: u32 = 1 << 5;
 
 impl Steering {
+    /// Redirects the untagged frames that match these rules.
+    pub fn new(rules: impl Into<Vec<SteeringRule>>) -> Self {
+        Self { rules: rules.into(), vlan: None }
+    }
+
+    /// Sets the VLAN ID to which the rules apply; `None` for untagged frames.
+    pub fn vlan(self, vlan: impl Into<Option<u16>>) -> Self {
+        Self { vlan: vlan.into(), ..self }
+    }
+
     /// Redirects every frame.
     pub fn everything() -> Self {
         Self { rules: vec![SteeringRule::Everything], vlan: None }

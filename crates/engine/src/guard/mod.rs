@@ -21,6 +21,7 @@ pub use queues::WatchedPort;
 
 /// Error of setting up a guard.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum GuardError {
     /// The BPF program cannot be loaded or attached.
     #[error(transparent)]

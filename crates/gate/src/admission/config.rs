@@ -95,6 +95,7 @@ impl Default for Config {
 
 /// Error in the admission settings. Names are the configuration file's keys.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// The class name is empty, too long or contains control characters.
     #[error("class {number} has the invalid name {name:?}: use 1 to 31 bytes")]

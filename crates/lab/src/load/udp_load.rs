@@ -339,13 +339,10 @@ fn open_xdp(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LabError> {
         xdp::Steering::everything()
     } else {
         let rule = |index| xdp::SteeringRule::Address(addressing.source_at(index));
-        xdp::Steering { rules: (0..addressing.source_count).map(rule).collect(), vlan: None }
+        xdp::Steering::new((0..addressing.source_count).map(rule).collect::<Vec<_>>())
     };
-    let xdp = XdpConfig {
-        busy_poll: Some(xdp::BusyPoll::default()),
-        steering,
-        ..XdpConfig::new(config.interface()?)
-    };
+    let xdp =
+        XdpConfig::new(config.interface()?).busy_poll(xdp::BusyPoll::default()).steering(steering);
     let device = XdpDevice::open(xdp, &mut arena)
         .map_err(|error| LabError::Config(format!("{error}\nor use AF_PACKET: --io packet")))?;
     Ok((Box::new(device), arena))
@@ -368,7 +365,7 @@ fn open_packet(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LabError
     } else {
         packet::Steering::Addresses(addresses.collect())
     };
-    let packet = PacketConfig { steering, ..PacketConfig::new(config.interface()?) };
+    let packet = PacketConfig::new(config.interface()?).steering(steering);
     let device = PacketDevice::open(&packet, &mut arena)
         .map_err(|error| LabError::Config(error.to_string()))?;
     Ok((Box::new(device), arena))

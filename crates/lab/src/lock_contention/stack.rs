@@ -83,7 +83,7 @@ impl StackRun {
     pub(super) fn measure(self) -> Result<StackOutcome, LabError> {
         let [source, address] = self.addresses();
         let target = SocketAddr::new(address, UDP_PORT);
-        let config = MemConfig { macs: MACS, ..MemConfig::default() };
+        let config = MemConfig::default().macs(MACS);
         let (sender, device) =
             wire(&config).map_err(LabError::io("cannot create an in-memory link"))?;
         let message = "cannot set up the stack";

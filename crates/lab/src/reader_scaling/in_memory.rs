@@ -50,7 +50,7 @@ impl InMemoryService<'_> {
 
     fn run(&self, loads: &OfferedLoads) -> Result<f64, LabError> {
         let failed = || LabError::io("the in-memory service failed");
-        let config = MemConfig { capacity: LINK_CAPACITY_FRAMES, ..MemConfig::default() };
+        let config = MemConfig::default().capacity(LINK_CAPACITY_FRAMES);
         let (sender_device, stack_device) = wire(&config).map_err(failed())?;
         let target = SocketAddr::new(TIDEGATE_ADDRESS.into(), SERVICE_PORT);
         let (_net, socket) = open_stack(stack_device, target).map_err(failed())?;

@@ -75,7 +75,7 @@ impl Sender {
         core: usize,
     ) -> Result<Self, LabError> {
         let mut arena = arena()?;
-        let config = PacketConfig { qdisc_bypass: true, ..PacketConfig::new(&end.device) };
+        let config = PacketConfig::new(&end.device).qdisc_bypass(true);
         let control = Arc::new(Control::default());
         let thread_control = Arc::clone(&control);
         let thread = end.namespace.spawn(move || {

@@ -59,12 +59,9 @@ fn receive(
         if ipv6 { [0xfd00, 0, 0, 0, 0, 0, 0, 2].into() } else { [10, 0, 0, 2].into() };
     let sender: IpAddr =
         if ipv6 { [0xfd00, 0, 0, 0, 0, 0, 0, 1].into() } else { [10, 0, 0, 1].into() };
-    let (mut sender_device, device) = wire(&MemConfig {
-        macs: [SENDER_MAC, RECEIVER_MAC],
-        capacity: 256,
-        ..MemConfig::default()
-    })
-    .map_err(LabError::io("cannot create an in-memory link"))?;
+    let link = MemConfig::default().macs([SENDER_MAC, RECEIVER_MAC]).capacity(256);
+    let (mut sender_device, device) =
+        wire(&link).map_err(LabError::io("cannot create an in-memory link"))?;
     let mut host = ReceiveHost::new(device, local, config.payload_bytes)?;
     let addressing = Addressing {
         source_mac: SENDER_MAC,

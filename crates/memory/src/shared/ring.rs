@@ -27,6 +27,7 @@ pub const fn ring_words(capacity: usize, message_words: usize) -> usize {
 
 /// Error of creating a ring in given memory.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RingError {
     /// The capacity is not a power of two.
     #[error("the capacity of a ring must be a power of two, not {0} messages")]

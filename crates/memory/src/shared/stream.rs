@@ -15,6 +15,7 @@ pub const STREAM_WORDS: usize = 16;
 
 /// Error of creating a stream in given memory.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum StreamError {
     /// The length of the byte memory is not a power of two.
     #[error("the capacity of a stream must be a power of two, not {0} bytes")]

@@ -83,5 +83,5 @@ pub(super) fn check_options<B, S>(
         return Err(StartError::Mode(mode));
     }
     // Applications may share this processor: a pause yields it to them.
-    Ok(net.idle(IdleConfig { spin_ns: 0, ..IdleConfig::default() }))
+    Ok(net.idle(IdleConfig::default().spin_ns(0)))
 }

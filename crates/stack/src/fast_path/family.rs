@@ -52,9 +52,9 @@ pub(crate) trait Family {
     /// Offset of the packet's end in the frame, in bytes.
     fn packet_end(head: &[u8]) -> usize;
 
-    /// True if the headers show a whole datagram with `udp_bytes` bytes behind a valid IP header
-    /// without options or extensions.
-    fn is_plain_udp(head: &[u8], udp_bytes: u16) -> bool;
+    /// True if the headers show a whole datagram that fills the frame of `frame_bytes`, behind a
+    /// valid IP header without options or extensions.
+    fn is_plain_udp(head: &[u8], frame_bytes: usize) -> bool;
 
     /// True if a frame with EtherType and protocol of TCP has a valid IP header without options or
     /// extensions and is not a fragment.
@@ -155,36 +155,38 @@ pub(crate) enum V4 {}
 impl Family for V4 {
     const TRANSPORT_OFFSET: usize = LINK_BYTES + Ipv4Header::BYTES;
     const UDP_CHECKSUM_IS_OPTIONAL: bool = true;
-    const NO_ADDRESSES: [u8; 8] = [0xff; 8];
+    const NO_ADDRESSES: u64 = u64::MAX;
 
     type Address = Ipv4Addr;
-    type AddressPair = [u8; 8];
+    type AddressPair = u64;
     type UdpHead = [u8; Self::UDP_HEADERS_BYTES];
 
     #[inline(always)]
-    fn addresses(head: &[u8]) -> [u8; 8] {
-        array_at(head, 26)
+    fn addresses(head: &[u8]) -> u64 {
+        u64::from_ne_bytes(array_at(head, 26))
     }
 
     #[inline(always)]
-    fn split(pair: [u8; 8]) -> (Ipv4Addr, Ipv4Addr) {
-        (array_at::<4>(&pair, 0).into(), array_at::<4>(&pair, 4).into())
+    fn split(pair: u64) -> (Ipv4Addr, Ipv4Addr) {
+        let [a, b, c, d, e, f, g, h] = pair.to_ne_bytes();
+        ([a, b, c, d].into(), [e, f, g, h].into())
     }
 
     #[inline(always)]
-    fn address_sum(pair: [u8; 8]) -> Sum {
-        Sum::of_words([u64::from_ne_bytes(pair)])
+    fn address_sum(pair: u64) -> Sum {
+        Sum::of_words([pair])
     }
 
     #[inline(always)]
-    fn is_for_us(addresses: &Addresses, pair: [u8; 8]) -> bool {
-        let (from, to) = (array_at(&pair, 0), array_at(&pair, 4));
-        is_plain_source_v4(from) && addresses.is_for_us_v4(from, to)
+    fn is_for_us(addresses: &Addresses, pair: u64) -> bool {
+        let (from, to) = Self::split(pair);
+        is_plain_source_v4(from.octets()) && addresses.is_for_us_v4(from.octets(), to.octets())
     }
 
     #[inline(always)]
-    fn four_tuple(pair: [u8; 8], ports: [u8; 4]) -> FourTuple {
-        FourTuple::v4(array_at(&pair, 4), array_at(&pair, 0), ports)
+    fn four_tuple(pair: u64, ports: [u8; 4]) -> FourTuple {
+        let (from, to) = Self::split(pair);
+        FourTuple::v4(to.octets(), from.octets(), ports)
     }
 
     #[inline(always)]
@@ -203,14 +205,16 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn is_plain_udp(head: &[u8], udp_bytes: u16) -> bool {
-        let total_bytes = udp_bytes.wrapping_add(Ipv4Header::BYTES as u16);
+    fn is_plain_udp(head: &[u8], frame_bytes: usize) -> bool {
+        let total_bytes = (frame_bytes as u16).wrapping_sub(LINK_BYTES as u16);
+        let udp_bytes = (frame_bytes as u16).wrapping_sub(Self::TRANSPORT_OFFSET as u16);
         // The four bytes from the fragment field on, except the time to live.
         let [a, b, _, protocol] = array_at(head, 20);
         array_at(head, 12) == EtherType::IPV4.0.to_be_bytes()
             && head[14] == IPV4_VERSION_AND_IHL
             && [a & 0x3f, b, 0, protocol] == [0, 0, 0, Protocol::UDP.0]
             && array_at(head, 16) == total_bytes.to_be_bytes()
+            && array_at(head, 38) == udp_bytes.to_be_bytes()
             && ipv4_header_sum(head).is_valid_nonzero()
     }
 
@@ -251,38 +255,40 @@ pub(crate) enum V6 {}
 impl Family for V6 {
     const TRANSPORT_OFFSET: usize = LINK_BYTES + Ipv6Header::BYTES;
     const UDP_CHECKSUM_IS_OPTIONAL: bool = false;
-    const NO_ADDRESSES: [u8; 32] = [0xff; 32];
+    const NO_ADDRESSES: (u128, u128) = (u128::MAX, u128::MAX);
 
     type Address = Ipv6Addr;
-    type AddressPair = [u8; 32];
+    type AddressPair = (u128, u128);
     type UdpHead = [u8; Self::UDP_HEADERS_BYTES];
 
     #[inline(always)]
-    fn addresses(head: &[u8]) -> [u8; 32] {
-        array_at(head, 22)
+    fn addresses(head: &[u8]) -> (u128, u128) {
+        let address = |at| u128::from_ne_bytes(array_at(head, at));
+        (address(22), address(38))
     }
 
     #[inline(always)]
-    fn split(pair: [u8; 32]) -> (Ipv6Addr, Ipv6Addr) {
-        (array_at::<16>(&pair, 0).into(), array_at::<16>(&pair, 16).into())
+    fn split(pair: (u128, u128)) -> (Ipv6Addr, Ipv6Addr) {
+        (pair.0.to_ne_bytes().into(), pair.1.to_ne_bytes().into())
     }
 
     #[inline(always)]
-    fn address_sum(pair: [u8; 32]) -> Sum {
-        Sum::of(&pair)
+    fn address_sum(pair: (u128, u128)) -> Sum {
+        Sum::of(&pair.0.to_ne_bytes()).with(&pair.1.to_ne_bytes())
     }
 
     #[inline(always)]
-    fn is_for_us(addresses: &Addresses, pair: [u8; 32]) -> bool {
-        let (from, to) = (array_at::<16>(&pair, 0), array_at::<16>(&pair, 16));
-        is_plain_source_v6(from)
-            && addresses.is_local_v6(Ipv6Addr::from(to))
-            && addresses.is_other_v6(Ipv6Addr::from(from))
+    fn is_for_us(addresses: &Addresses, pair: (u128, u128)) -> bool {
+        let (from, to) = Self::split(pair);
+        is_plain_source_v6(from.octets())
+            && addresses.is_local_v6(to)
+            && addresses.is_other_v6(from)
     }
 
     #[inline(always)]
-    fn four_tuple(pair: [u8; 32], ports: [u8; 4]) -> FourTuple {
-        FourTuple::v6(array_at(&pair, 16), array_at(&pair, 0), ports)
+    fn four_tuple(pair: (u128, u128), ports: [u8; 4]) -> FourTuple {
+        let (from, to) = Self::split(pair);
+        FourTuple::v6(to.octets(), from.octets(), ports)
     }
 
     #[inline(always)]
@@ -301,11 +307,13 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn is_plain_udp(head: &[u8], udp_bytes: u16) -> bool {
+    fn is_plain_udp(head: &[u8], frame_bytes: usize) -> bool {
+        let udp_bytes = (frame_bytes as u16).wrapping_sub(Self::TRANSPORT_OFFSET as u16);
         array_at(head, 12) == EtherType::IPV6.0.to_be_bytes()
             && head[14] >> 4 == 6
             && head[20] == Protocol::UDP.0
             && array_at(head, 18) == udp_bytes.to_be_bytes()
+            && array_at(head, 58) == udp_bytes.to_be_bytes()
     }
 
     #[inline(always)]

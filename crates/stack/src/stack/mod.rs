@@ -431,7 +431,8 @@ impl Stack {
             Event::NeighbourUnresolved(_) | Event::AddressConflict(_) => {
                 self.interface.rearm_event(event);
             }
-            Event::UdpReadable(_) | Event::UdpError(_) => self.udp.rearm_event(event),
+            Event::UdpReadable(id) => self.udp.rearm_readable(id),
+            Event::UdpError(id) => self.udp.rearm_error(id),
             Event::TcpReadable(_) | Event::TcpWritable(_) | Event::TcpAcceptable(_) => {
                 self.tcp.rearm_event(event);
             }

@@ -9,26 +9,24 @@ use super::socket::Socket;
 use super::{Datagram, UdpId, UdpOptions, UdpTable};
 use crate::interface::Interface;
 use crate::ip::address::AddressKind;
-use crate::{Event, SocketError, Transport};
+use crate::{SocketError, Transport};
 
 /// Fill level of a full receive queue, as reported by [`crate::Stack::udp_queue_fill`].
 pub const QUEUE_FILL_SCALE: u32 = 1024;
 
 impl UdpTable {
-    /// Allows an event of a socket to be queued again.
-    pub(crate) fn rearm_event(&mut self, event: Event) {
-        match event {
-            Event::UdpReadable(id) => {
-                if let Some(socket) = self.get_mut(id) {
-                    socket.readable_notified = false;
-                }
-            }
-            Event::UdpError(id) => {
-                if let Some(socket) = self.get_mut(id) {
-                    socket.error_notified = false;
-                }
-            }
-            _ => {}
+    /// Allows [`crate::Event::UdpReadable`] to be queued again.
+    #[inline]
+    pub(crate) fn rearm_readable(&mut self, id: UdpId) {
+        if let Some(socket) = self.get_mut(id) {
+            socket.readable_notified = false;
+        }
+    }
+
+    /// Allows [`crate::Event::UdpError`] to be queued again.
+    pub(crate) fn rearm_error(&mut self, id: UdpId) {
+        if let Some(socket) = self.get_mut(id) {
+            socket.error_notified = false;
         }
     }
 

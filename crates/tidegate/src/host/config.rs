@@ -9,12 +9,11 @@ use std::path::PathBuf;
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 use tidegate_device::capture::{Capture, CaptureConfig};
-use tidegate_device::dpdk::DpdkConfig;
 use tidegate_device::fault::{FaultConfig, FaultInjector};
-use tidegate_device::packet::PacketConfig;
 use tidegate_device::tap::TapConfig;
 use tidegate_device::trace::Trace;
-use tidegate_device::xdp::{AttachMode, BusyPoll, XdpConfig};
+#[cfg(feature = "xdp")]
+use tidegate_device::xdp::AttachMode;
 use tidegate_engine::{DeviceConfig, NetConfig};
 use tidegate_gate::{self as gate, Settings};
 use tidegate_memory::FrameSize;
@@ -51,7 +50,7 @@ const DEFAULT_LARGE_FRAMES: u32 = 1024;
 #[cfg_attr(feature = "serde", serde(default, rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub struct HostConfig {
-    /// I/O method; AF_XDP by default.
+    /// I/O method; AF_XDP by default. AF_XDP and AF_PACKET need the features `xdp` and `packet`.
     #[cfg_attr(feature = "serde", serde(with = "serialize::text"))]
     pub io: HostDevice,
     /// Network interface; required except for DPDK.
@@ -72,6 +71,7 @@ pub struct HostConfig {
     /// VLAN identifier (802.1Q).
     pub vlan: Option<u16>,
     /// XDP attach mode; native if the driver supports it by default.
+    #[cfg(feature = "xdp")]
     #[cfg_attr(feature = "serde", serde(with = "serialize::text"))]
     pub xdp_mode: AttachMode,
     /// Receive queues of an AF_XDP device; empty for all.
@@ -141,42 +141,25 @@ impl HostConfig {
         if self.queue_count.is_some() && !matches!(self.io, HostDevice::Dpdk(_)) {
             return Err(HostConfigError::QueueCountWithoutDpdk);
         }
-        let iface = || self.iface.clone().ok_or(HostConfigError::NoInterface);
         Ok(match &self.io {
-            HostDevice::Xdp => self.xdp_config(iface()?, gate).into(),
-            HostDevice::Packet => {
-                PacketConfig { segmentation, ..PacketConfig::new(iface()?) }.into()
+            HostDevice::Xdp => self.xdp_device(gate)?,
+            HostDevice::Packet => self.packet_device()?,
+            HostDevice::Tap => {
+                TapConfig::new(self.required_iface()?).segmentation(segmentation).into()
             }
-            HostDevice::Tap => TapConfig { segmentation, ..TapConfig::new(iface()?) }.into(),
             HostDevice::Dpdk(config) => match &self.iface {
                 None => {
                     let queues = self.queue_count.unwrap_or(config.queues);
-                    DpdkConfig { queues, segmentation, ..config.clone() }.into()
+                    config.clone().queues(queues).segmentation(segmentation).into()
                 }
                 Some(iface) => return Err(HostConfigError::InterfaceWithDpdk(iface.clone())),
             },
         })
     }
 
-    fn xdp_config(&self, iface: String, gate: &gate::Config) -> XdpConfig {
-        let mut xdp = XdpConfig::new(iface);
-        xdp.mode = self.xdp_mode;
-        xdp.queues = (!self.queues.is_empty()).then(|| self.queues.clone());
-        let is_polling = matches!(gate.mode, gate::Mode::Polled | gate::Mode::Dedicated);
-        if gate.mode == gate::Mode::Moderated {
-            // The kernel's ring sizes are powers of two.
-            let descriptors = gate.descriptors.next_power_of_two();
-            xdp.rings.receive = descriptors;
-            xdp.rings.fill = descriptors;
-        }
-        xdp.busy_poll = match self.busy_poll {
-            Some(0) => None,
-            // The other modes depend on the device's interrupts.
-            _ if !is_polling => None,
-            Some(budget) => Some(BusyPoll { budget, ..BusyPoll::default() }),
-            None => Some(BusyPoll::default()),
-        };
-        xdp
+    /// Interface of a device that needs one.
+    pub(super) fn required_iface(&self) -> Result<String, HostConfigError> {
+        self.iface.clone().ok_or(HostConfigError::NoInterface)
     }
 
     /// Wraps the device in fault injection, then capture, then trace, so that capture and
@@ -237,11 +220,12 @@ mod tests {
             mac: Some("02:00:00:00:00:07".parse().unwrap()),
             xdp_mode: AttachMode::Generic,
             queues: vec![1, 3],
-            faults: Some(FaultConfig {
-                seed: 7,
-                receive: FaultRates { loss: 0.5, ..FaultRates::default() },
-                transmit: FaultRates { corruption: 0.25, ..FaultRates::default() },
-            }),
+            faults: Some(
+                FaultConfig::default()
+                    .seed(7)
+                    .receive(FaultRates::default().loss(0.5))
+                    .transmit(FaultRates::default().corruption(0.25)),
+            ),
             ..HostConfig::default()
         };
         for config in [config, HostConfig::default()] {

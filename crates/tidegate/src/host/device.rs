@@ -10,14 +10,14 @@ use super::error::HostConfigError;
 /// I/O method: the way packets are sent and received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostDevice {
-    /// AF_XDP.
+    /// AF_XDP; needs a build with feature `xdp`.
     #[default]
     Xdp,
-    /// AF_PACKET.
+    /// AF_PACKET; needs a build with feature `packet`.
     Packet,
     /// A TAP device.
     Tap,
-    /// A DPDK device.
+    /// A DPDK device; needs a build with feature `dpdk`.
     Dpdk(DpdkConfig),
 }
 

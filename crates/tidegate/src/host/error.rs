@@ -13,6 +13,11 @@ pub enum HostConfigError {
          kernel"
     )]
     UnknownDevice(String),
+    /// The I/O method is not part of this build.
+    #[error(
+        "I/O method {0} is not part of this build: enable the feature `{0}` of the crate `tidegate`"
+    )]
+    FeatureDisabled(&'static str),
     /// The stack has neither addresses of its own nor those of the host.
     #[error(
         "no address: set addresses with their prefix lengths for a separate host, or share the \

@@ -2,9 +2,15 @@
 
 mod config;
 mod device;
+#[cfg(not(all(feature = "packet", feature = "xdp")))]
+mod disabled;
 mod error;
+#[cfg(feature = "packet")]
+mod packet;
 #[cfg(feature = "serde")]
 mod serialize;
+#[cfg(feature = "xdp")]
+mod xdp;
 
 pub use config::HostConfig;
 pub use device::HostDevice;

@@ -112,7 +112,11 @@ pub(super) mod faults {
     }
 
     fn decode([loss, duplication, reordering, corruption]: [f64; 4]) -> FaultRates {
-        FaultRates { loss, duplication, reordering, corruption }
+        FaultRates::default()
+            .loss(loss)
+            .duplication(duplication)
+            .reordering(reordering)
+            .corruption(corruption)
     }
 
     pub(crate) fn serialize<S: Serializer>(
@@ -128,10 +132,8 @@ pub(super) mod faults {
         deserializer: D,
     ) -> Result<Option<FaultConfig>, D::Error> {
         let encoded = Option::<Encoded>::deserialize(deserializer)?;
-        Ok(encoded.map(|(seed, receive, transmit)| FaultConfig {
-            seed,
-            receive: decode(receive),
-            transmit: decode(transmit),
+        Ok(encoded.map(|(seed, receive, transmit)| {
+            FaultConfig::default().seed(seed).receive(decode(receive)).transmit(decode(transmit))
         }))
     }
 }

@@ -287,7 +287,7 @@ impl Testbed {
         let mut config = RouterConfig { frames: 512, hugepages: false, ..RouterConfig::default() };
         let [near, far] = [(1, 1500), (2, far_mtu)].map(|(n, mtu)| {
             let macs = [mac(n, 1).0, mac(n, 2).0];
-            let (own, device) = wire(&MemConfig { macs, mtu, ..MemConfig::default() }).unwrap();
+            let (own, device) = wire(&MemConfig::default().macs(macs).mtu(mtu)).unwrap();
             let addresses = [format!("10.{n}.0.1/24"), format!("fd00:{n}::1/64")];
             config.interfaces.push(InterfaceSpec {
                 device: RouterDevice::Mem(Box::new(own)),

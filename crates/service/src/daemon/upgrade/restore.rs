@@ -3,13 +3,12 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use tidegate_device::xdp::XdpLink;
 use tidegate_engine::InheritedDevice;
 use tidegate_memory::shared::Region;
 use tidegate_stack::{StackSnapshot, TcpId};
 
 use super::claims::RestoredClaims;
-use super::snapshot::{ClaimSnapshot, DaemonSnapshot, DeviceSnapshot};
+use super::snapshot::{ClaimSnapshot, DaemonSnapshot};
 use crate::daemon::application::Application;
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::core::{CoreSlot, NetworkCore};
@@ -139,15 +138,8 @@ pub(in crate::daemon) fn restore(
     let claims = claims.into_iter().map(|claim| (held(&claim), claim)).collect();
     let ending = closing.into_iter().map(|(id, claim)| (TcpId::from_bits(id), claim)).collect();
     let claims = RestoredClaims::new(claims, with_claims, ending)?;
-    let inherited = device.and_then(|port| {
-        let fd = descriptors.next()?;
-        Some(match port {
-            DeviceSnapshot::XdpLink { native } => {
-                InheritedDevice::Link(XdpLink::inherited(fd, native))
-            }
-            DeviceSnapshot::Tap => InheritedDevice::Tap(fd),
-        })
-    });
+    let inherited =
+        device.and_then(|kind| Some(InheritedDevice::new(kind.into(), descriptors.next()?)));
     let restored = RestoredCore { apps, sockets: SocketTable::restore(sockets), transfers, claims };
     Ok((stack, restored, inherited))
 }

@@ -1,14 +1,11 @@
 //! Snapshot of a network core for a handover.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 
-use tidegate_device::HandoverState;
-use tidegate_engine::Engine;
 use tidegate_stack::StackSnapshot;
 
 use super::claims::ClaimTable;
-use super::snapshot::{DaemonSnapshot, DeviceSnapshot};
+use super::snapshot::DaemonSnapshot;
 use crate::daemon::application::Application;
 use crate::daemon::core::message::StateFds;
 use crate::daemon::core::server::SocketServer;
@@ -54,13 +51,11 @@ pub(in crate::daemon) fn save(
     let memories = fds.memories.iter().map(|memory| *memory.geometry()).collect();
     let (claims, held): (_, Vec<_>) = claims.save()?.into_iter().unzip();
     fds.claims_and_device.extend(held.into_iter().flatten());
-    let device = match device_handover(engine) {
-        Some((port, fd)) => {
-            fds.claims_and_device.push(fd.try_clone_to_owned()?);
-            Some(port)
-        }
-        None => None,
-    };
+    let mut device = None;
+    if let Some((kind, fd)) = engine.inheritable() {
+        fds.claims_and_device.push(fd.try_clone_to_owned()?);
+        device = Some(kind.into());
+    }
     let mac = engine.stack().mac().0;
     let state = DaemonSnapshot {
         stack,
@@ -74,17 +69,6 @@ pub(in crate::daemon) fn save(
         device,
     };
     Ok((state, fds))
-}
-
-/// State of the device that the next daemon needs, with its descriptor.
-fn device_handover(engine: &Engine) -> Option<(DeviceSnapshot, BorrowedFd<'_>)> {
-    match engine.handover_state()? {
-        HandoverState::Xdp(loaded) => {
-            let link = loaded.link()?;
-            Some((DeviceSnapshot::XdpLink { native: link.native() }, link.as_fd()))
-        }
-        HandoverState::Tap(device) => Some((DeviceSnapshot::Tap, device.as_fd())),
-    }
 }
 
 /// Index of a memory, which is added if it is new.

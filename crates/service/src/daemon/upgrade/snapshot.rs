@@ -6,6 +6,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
+use tidegate_engine::InheritedKind;
 use tidegate_stack::StackSnapshot;
 
 use crate::daemon::application::snapshot::ApplicationSnapshot;
@@ -56,6 +57,24 @@ pub(super) enum DeviceSnapshot {
     XdpLink { native: bool },
     /// TAP or TUN device.
     Tap,
+}
+
+impl From<InheritedKind> for DeviceSnapshot {
+    fn from(kind: InheritedKind) -> Self {
+        match kind {
+            InheritedKind::XdpLink { native } => Self::XdpLink { native },
+            InheritedKind::Tap => Self::Tap,
+        }
+    }
+}
+
+impl From<DeviceSnapshot> for InheritedKind {
+    fn from(saved: DeviceSnapshot) -> Self {
+        match saved {
+            DeviceSnapshot::XdpLink { native } => Self::XdpLink { native },
+            DeviceSnapshot::Tap => Self::Tap,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

@@ -42,7 +42,7 @@ pub(super) fn daemon_exited() -> io::Error {
 
 /// Idle policy without spinning: the daemon may need this processor, and a pause yields it.
 pub(super) fn new_idle(now_ns: u64) -> IdleGovernor {
-    IdleGovernor::new(IdleConfig { spin_ns: 0, ..IdleConfig::default() }, now_ns)
+    IdleGovernor::new(IdleConfig::default().spin_ns(0), now_ns)
 }
 
 /// Socket received from another process, by its socket number.
