@@ -1,10 +1,9 @@
 //! Settings of the gate: the configuration file format and its validation.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 /// Receive mode.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 pub enum Mode {
     /// Scheme of 4.2BSD: receive work at the highest priority into a bounded input queue,
     /// protocol work below it, the application last (Mogul and Ramakrishnan, section 4).
@@ -66,35 +65,6 @@ impl Quota {
     }
 }
 
-impl Serialize for Quota {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Packets(packets) => serializer.serialize_u32(*packets),
-            Self::Unlimited => serializer.serialize_str("unlimited"),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Quota {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "kebab-case")]
-        enum Word {
-            Unlimited,
-        }
-        #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a number of packets, or \"unlimited\"")]
-        enum Either {
-            Packets(u32),
-            Word(Word),
-        }
-        Ok(match Either::deserialize(deserializer)? {
-            Either::Packets(packets) => Self::Packets(packets),
-            Either::Word(Word::Unlimited) => Self::Unlimited,
-        })
-    }
-}
-
 impl std::str::FromStr for Quota {
     type Err = ConfigError;
 
@@ -108,8 +78,9 @@ impl std::str::FromStr for Quota {
 
 /// Settings of the gate: section `[gate]` of a configuration file. [`Settings::new`]
 /// validates them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields, rename_all = "kebab-case"))]
 pub struct Config {
     /// Receive mode.
     pub mode: Mode,

@@ -17,6 +17,8 @@ mod feedback;
 mod gate;
 mod moderation;
 mod schedule;
+#[cfg(feature = "serde")]
+mod serialize;
 
 pub use config::{Config, ConfigError, Mode, Quota, Settings};
 pub use cpu_share::CpuShare;

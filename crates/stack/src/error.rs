@@ -3,10 +3,9 @@
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 
-use serde::{Deserialize, Serialize};
-
 /// Failure to create or use a socket, or an error that a peer or router reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum SocketError {
     /// The socket was closed.

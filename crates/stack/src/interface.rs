@@ -159,6 +159,7 @@ impl Interface {
     }
 
     /// Allows an event about an address to be queued again.
+    #[cold]
     pub(crate) fn rearm_event(&mut self, event: Event) {
         if let Some(key) = address_of_event(event) {
             self.queued_address_events.remove(&key);

@@ -1,7 +1,5 @@
 //! Admission settings: the configuration file format and its validation.
 
-use serde::{Deserialize, Serialize};
-
 use super::class::{ClassName, ClassPolicy, Classes, DEFAULT_CLASS_NAME, MAX_CLASSES};
 use super::matching::{Match, ProtocolMatch};
 
@@ -9,38 +7,40 @@ use super::matching::{Match, ProtocolMatch};
 pub const MAX_RULES: usize = 32;
 
 /// Traffic class, as written in a configuration file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields, rename_all = "kebab-case"))]
 pub struct Class {
     /// Class name, 1 to 31 bytes.
     pub name: String,
     /// Rules of the class. A packet belongs to the class if at least one rule matches; without
     /// rules every packet matches.
-    #[serde(rename = "match", default)]
+    #[cfg_attr(feature = "serde", serde(rename = "match", default))]
     pub rules: Vec<Match>,
     /// Precedence: rank 0 before rank 1. Classes of equal rank share fairly.
-    #[serde(default)]
+    #[cfg_attr(feature = "serde", serde(default))]
     pub rank: u8,
     /// Packets per second that are admitted regardless of rank. The part that the class does
     /// not use is lent to other classes.
-    #[serde(default)]
+    #[cfg_attr(feature = "serde", serde(default))]
     pub guaranteed_pps: u64,
     /// Maximum packets per second while limits are in force; `None` is unlimited.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub ceiling_pps: Option<u64>,
     /// Exempts the class from admission control: always admitted, outside the shared rate.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "std::ops::Not::not"))]
     pub exempt: bool,
 }
 
 /// Admission settings: section `[admission]` of a configuration file.
 /// [`super::Admission::new`] validates them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields, rename_all = "kebab-case"))]
 pub struct Config {
     /// Classes in matching order. Packets that match none of them are in the additional
     /// class `others`, whose rank is last.
-    #[serde(rename = "class")]
+    #[cfg_attr(feature = "serde", serde(rename = "class"))]
     pub classes: Vec<Class>,
     /// Number of sources that are remembered; at most 32,768.
     pub known_sources: u32,

@@ -4,7 +4,6 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tidegate_wire::{IpCidr, Protocol};
 
 use super::packet_meta::{PacketKind, PacketMeta};
@@ -109,80 +108,30 @@ impl FromStr for ProtocolMatch {
     }
 }
 
-/// Implements serde for a type that is written as text or as a number.
-macro_rules! written_as_text {
-    ($type:ty, $expecting:literal) => {
-        impl Serialize for $type {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                #[derive(Deserialize)]
-                #[serde(untagged, expecting = $expecting)]
-                enum Either {
-                    Number(u32),
-                    Text(String),
-                }
-                let text = match Either::deserialize(deserializer)? {
-                    Either::Number(number) => number.to_string(),
-                    Either::Text(text) => text,
-                };
-                text.parse().map_err(serde::de::Error::custom)
-            }
-        }
-    };
-}
-
-written_as_text!(NumberRange, "a number, or a range like \"1024-65535\"");
-written_as_text!(ProtocolMatch, "the name or number of a protocol");
-
-/// Serde functions for prefixes, which are written as text.
-mod cidr {
-    use serde::{Deserialize, Deserializer, Serializer};
-    use tidegate_wire::IpCidr;
-
-    pub(super) fn serialize<S: Serializer>(
-        cidr: &Option<IpCidr>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match cidr {
-            Some(cidr) => serializer.collect_str(cidr),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<IpCidr>, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let wrong = |error| serde::de::Error::custom(format!("{text:?}: {error}"));
-        text.parse().map(Some).map_err(wrong)
-    }
-}
-
 /// Match conditions of a rule. All conditions that are present must hold; absent conditions
 /// match every packet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields, rename_all = "kebab-case"))]
 pub struct Match {
     /// Protocol.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub protocol: Option<ProtocolMatch>,
     /// Destination port range of UDP or TCP; `none` matches packets without a port, such as
     /// fragments.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub port: Option<NumberRange>,
     /// Source network.
-    #[serde(with = "cidr", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "serde",
+        serde(with = "crate::serialize::cidr", skip_serializing_if = "Option::is_none")
+    )]
     pub source: Option<IpCidr>,
     /// `true` matches known sources only, `false` unknown sources only.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub known: Option<bool>,
     /// Packet length in bytes, IP header included.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub size: Option<NumberRange>,
 }
 

@@ -20,6 +20,12 @@ pub(crate) trait Family {
     const TRANSPORT_OFFSET: usize;
     /// Length of the headers in front of a UDP payload, in bytes: Ethernet, IP and UDP.
     const UDP_HEADERS_BYTES: usize = Self::TRANSPORT_OFFSET + UdpHeader::BYTES;
+    /// Offset of the length in the IP header, in bytes.
+    const LENGTH_OFFSET: usize;
+    /// Bytes that this length counts in front of the transport header.
+    const COUNTED_HEADER_BYTES: usize;
+    /// Offset of the checksum in the IP header, in bytes.
+    const CHECKSUM_OFFSET: Option<usize>;
     /// True if a sender may leave out the UDP checksum (RFC 768; RFC 8200 section 8.1).
     const UDP_CHECKSUM_IS_OPTIONAL: bool;
     /// Pair of addresses that no packet has.
@@ -50,7 +56,11 @@ pub(crate) trait Family {
     fn traffic_class(head: &[u8]) -> u8;
 
     /// Offset of the packet's end in the frame, in bytes.
-    fn packet_end(head: &[u8]) -> usize;
+    #[inline(always)]
+    fn packet_end(head: &[u8]) -> usize {
+        let length = u16::from_be_bytes(array_at(head, Self::LENGTH_OFFSET));
+        Self::TRANSPORT_OFFSET - Self::COUNTED_HEADER_BYTES + usize::from(length)
+    }
 
     /// True if the headers show a whole datagram that fills the frame of `frame_bytes`, behind a
     /// valid IP header without options or extensions.
@@ -62,10 +72,6 @@ pub(crate) trait Family {
 
     /// Source address of the headers in a template.
     fn source(head: &[u8]) -> Self::Address;
-
-    /// Writes the IP header fields that depend on the length of a datagram. `header_sum` is the
-    /// folded sum of the other fields in header byte order.
-    fn put_udp_length(head: &mut [u8], udp_bytes: u16, header_sum: u16);
 
     /// Writes the IP header fields that differ between a template and a segment.
     fn put_tcp_fields(head: &mut [u8], segment_bytes: usize, traffic_class: u8);
@@ -154,6 +160,9 @@ pub(crate) enum V4 {}
 
 impl Family for V4 {
     const TRANSPORT_OFFSET: usize = LINK_BYTES + Ipv4Header::BYTES;
+    const LENGTH_OFFSET: usize = 16;
+    const COUNTED_HEADER_BYTES: usize = Ipv4Header::BYTES;
+    const CHECKSUM_OFFSET: Option<usize> = Some(24);
     const UDP_CHECKSUM_IS_OPTIONAL: bool = true;
     const NO_ADDRESSES: u64 = u64::MAX;
 
@@ -200,11 +209,6 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn packet_end(head: &[u8]) -> usize {
-        LINK_BYTES + usize::from(u16::from_be_bytes(array_at(head, 16)))
-    }
-
-    #[inline(always)]
     fn is_plain_udp(head: &[u8], frame_bytes: usize) -> bool {
         let total_bytes = (frame_bytes as u16).wrapping_sub(LINK_BYTES as u16);
         let udp_bytes = (frame_bytes as u16).wrapping_sub(Self::TRANSPORT_OFFSET as u16);
@@ -231,14 +235,6 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn put_udp_length(head: &mut [u8], udp_bytes: u16, header_sum: u16) {
-        let total_bytes = udp_bytes + Ipv4Header::BYTES as u16;
-        write_at(head, 16, total_bytes.to_be_bytes());
-        let sum = ones_complement_add(header_sum, total_bytes.to_be());
-        write_at(head, 24, (!sum).to_ne_bytes());
-    }
-
-    #[inline(always)]
     fn put_tcp_fields(head: &mut [u8], segment_bytes: usize, traffic_class: u8) {
         let total_bytes = (segment_bytes + Ipv4Header::BYTES) as u16;
         head[15] = traffic_class;
@@ -254,6 +250,9 @@ pub(crate) enum V6 {}
 
 impl Family for V6 {
     const TRANSPORT_OFFSET: usize = LINK_BYTES + Ipv6Header::BYTES;
+    const LENGTH_OFFSET: usize = 18;
+    const COUNTED_HEADER_BYTES: usize = 0;
+    const CHECKSUM_OFFSET: Option<usize> = None;
     const UDP_CHECKSUM_IS_OPTIONAL: bool = false;
     const NO_ADDRESSES: (u128, u128) = (u128::MAX, u128::MAX);
 
@@ -302,11 +301,6 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn packet_end(head: &[u8]) -> usize {
-        Self::TRANSPORT_OFFSET + usize::from(u16::from_be_bytes(array_at(head, 18)))
-    }
-
-    #[inline(always)]
     fn is_plain_udp(head: &[u8], frame_bytes: usize) -> bool {
         let udp_bytes = (frame_bytes as u16).wrapping_sub(Self::TRANSPORT_OFFSET as u16);
         array_at(head, 12) == EtherType::IPV6.0.to_be_bytes()
@@ -327,21 +321,9 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn put_udp_length(head: &mut [u8], udp_bytes: u16, _header_sum: u16) {
-        write_at(head, 18, udp_bytes.to_be_bytes());
-    }
-
-    #[inline(always)]
     fn put_tcp_fields(head: &mut [u8], segment_bytes: usize, traffic_class: u8) {
         write_at(head, 14, [0x60 | traffic_class >> 4, traffic_class << 4]);
         write_at(head, 18, (segment_bytes as u16).to_be_bytes());
         head[20] = Protocol::TCP.0;
     }
-}
-
-/// One's complement sum of two numbers (RFC 1071).
-#[inline(always)]
-pub(super) fn ones_complement_add(a: u16, b: u16) -> u16 {
-    let (sum, carry) = a.overflowing_add(b);
-    sum + u16::from(carry)
 }

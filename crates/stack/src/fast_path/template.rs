@@ -7,7 +7,7 @@ use tidegate_wire::{
     EtherType, EthernetHeader, Ipv4Header, Ipv6Header, MacAddr, Protocol, Sum, UdpHeader, checksum,
 };
 
-use super::family::{Family, PortPair, V4, V6, ones_complement_add};
+use super::family::{Family, PortPair, V4, V6};
 use super::plain::{LINK_BYTES, write_at};
 
 const UDP_BYTES: usize = UdpHeader::BYTES;
@@ -21,6 +21,13 @@ pub(crate) struct HeaderTemplate {
     header_sum: u16,
     /// Folded sum of the pseudo-header in header byte order.
     pseudo_sum: u16,
+}
+
+/// One's complement sum of two numbers (RFC 1071).
+#[inline(always)]
+fn ones_complement_add(a: u16, b: u16) -> u16 {
+    let (sum, carry) = a.overflowing_add(b);
+    sum + u16::from(carry)
 }
 
 /// Extends a frame with `len` bytes of payload over the headers that were written in front.
@@ -105,7 +112,12 @@ impl HeaderTemplate {
         let udp_bytes = (payload.len() + UDP_BYTES) as u16;
         let head = head.as_mut();
         head[..at].copy_from_slice(&self.bytes[..at]);
-        F::put_udp_length(head, udp_bytes, self.header_sum);
+        let length = udp_bytes + F::COUNTED_HEADER_BYTES as u16;
+        write_at(head, F::LENGTH_OFFSET, length.to_be_bytes());
+        if let Some(at) = F::CHECKSUM_OFFSET {
+            let sum = ones_complement_add(self.header_sum, length.to_be());
+            write_at(head, at, (!sum).to_ne_bytes());
+        }
         write_at(head, at, ports.0.to_ne_bytes());
         write_at(head, at + 4, udp_bytes.to_be_bytes());
         write_at(head, at + 6, self.udp_checksum(ports, payload, partial));

@@ -43,14 +43,11 @@ fn is_valid<F: Family>(link: PlainLink, pseudo: Sum, bytes: &[u8], unchecked: bo
     let has_checksum = array_at(head, at + 6) != [0; 2];
     link.matches(head)
         && F::is_plain_udp(head, bytes.len())
-        && (!unchecked
-            || match has_checksum {
-                true => {
-                    let udp_bytes = (bytes.len() as u16).wrapping_sub(at as u16);
-                    pseudo.with_u16(udp_bytes).with(&bytes[at..]).is_valid_nonzero()
-                }
-                false => F::UDP_CHECKSUM_IS_OPTIONAL,
-            })
+        && !(unchecked && !F::UDP_CHECKSUM_IS_OPTIONAL && !has_checksum)
+        && !(unchecked && has_checksum && {
+            let udp_bytes = (bytes.len() as u16).wrapping_sub(at as u16);
+            !pseudo.with_u16(udp_bytes).with(&bytes[at..]).is_valid_nonzero()
+        })
 }
 
 /// Index of the socket for a datagram, if the addresses are plain and the sender can be answered.

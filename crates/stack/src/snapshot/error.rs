@@ -10,6 +10,7 @@ pub const STATE_VERSION: u32 = 3;
 
 /// Failure to restore a [`crate::StackSnapshot`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RestoreError {
     /// The snapshot has another format version.
     #[error(
@@ -43,6 +44,7 @@ pub enum RestoreError {
 
 /// Reason why a stack rejects migrated sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum MigrationError {
     /// The secrets differ: peers would see other sequence numbers and timestamps, and SYN cookies
     /// would be rejected.

@@ -3,7 +3,6 @@
 
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
 use tidegate_memory::Arena;
 use tidegate_wire::{DropCounters, DropReason, MacAddr};
 
@@ -20,7 +19,8 @@ use crate::{Config, Counters, Stack};
 /// restoring process may have another arena and another clock. Serialize it with serde in any
 /// format, and keep it secret: it allows forging segments of the connections. Deserialized data may
 /// be wrong in any way; [`Stack::restore`] checks all of it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct StackSnapshot {
     version: u32,
     /// IPv6 addresses of the interface that are known to be unique.
@@ -33,7 +33,8 @@ pub struct StackSnapshot {
     tcp: TcpSnapshot,
 }
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct PathMtuSnapshot {
     destination: IpAddr,
     mtu: u16,
@@ -43,7 +44,8 @@ struct PathMtuSnapshot {
 }
 
 /// Counters, except those that follow from the others. Drops are stored by name.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct CountersSnapshot {
     copied: u64,
     delivered: u64,

@@ -426,6 +426,7 @@ impl Stack {
     }
 
     /// Allows the same event to be queued again.
+    #[inline]
     fn rearm_event(&mut self, event: Event) {
         match event {
             Event::NeighbourUnresolved(_) | Event::AddressConflict(_) => {

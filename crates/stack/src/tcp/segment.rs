@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use serde::{Deserialize, Serialize};
 use tidegate_wire::tcp::TcpFlags;
 use tidegate_wire::{DropReason, TcpHeader};
 
@@ -11,7 +10,8 @@ use super::seq::Seq;
 
 /// Local and remote address and port of a connection. IPv4 addresses are stored as IPv4-mapped
 /// IPv6 addresses, which never occur in packets, so that all addresses have one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct FourTuple {
     local: [u8; 16],
     remote: [u8; 16],

@@ -1,9 +1,6 @@
 //! Sending half of a connection: sequence numbers, send buffer, the peer's window and the sizes
 //! of segments (RFC 9293 sections 3.3.1, 3.7.1 and 3.8.6).
 
-use serde::{Deserialize, Serialize};
-use serde_bytes::ByteBuf;
-
 use super::buffers::{BufferPool, ByteQueue};
 use super::identity::milliseconds;
 use super::options::{MAX_WINDOW_SHIFT, TIMESTAMPS_BYTES};
@@ -60,13 +57,15 @@ pub(crate) struct SendState {
 }
 
 /// Snapshot of a [`SendState`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct SendSnapshot {
     pub(crate) una: Seq,
     pub(crate) nxt: Seq,
     pub(crate) base: Seq,
     /// Data written by the application and not acknowledged.
-    pub(crate) data: ByteBuf,
+    #[cfg_attr(feature = "serde", serde(with = "serde_bytes"))]
+    pub(crate) data: Vec<u8>,
     window: u32,
     max_window: u32,
     window_seq: Seq,

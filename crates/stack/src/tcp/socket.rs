@@ -4,13 +4,12 @@ use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 
-use serde::{Deserialize, Serialize};
-
 use super::congestion::CongestionControl;
 use super::options::MAX_WINDOW_SHIFT;
 
 /// Connection handle: slot index and generation. Never reused for another connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TcpId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
@@ -36,7 +35,8 @@ impl TcpId {
 }
 
 /// Listener handle: slot index and generation. Never reused for another listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TcpListenerId {
     pub(crate) index: u32,
     pub(crate) generation: NonZeroU32,
@@ -56,7 +56,8 @@ impl TcpListenerId {
 }
 
 /// Connection state (RFC 9293 section 3.3.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum TcpState {
     /// No connection.
     Closed,
@@ -81,7 +82,8 @@ pub enum TcpState {
 }
 
 /// Keep-alive parameters: when to probe a silent peer (RFC 9293 section 3.8.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Keepalive {
     /// Silence of the peer before the first probe, in milliseconds.
     pub idle_ms: u32,
@@ -99,7 +101,8 @@ impl Default for Keepalive {
 }
 
 /// Options of a connection. Connections inherit the options of their listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TcpOptions {
     /// Send buffer: limit of data written but not acknowledged, in bytes.
     pub send_buffer_bytes: u32,
@@ -254,7 +257,8 @@ pub enum Shutdown {
 }
 
 /// Reason for the end of a connection, in one byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) enum Failure {
     Refused,
     Reset,
@@ -269,6 +273,7 @@ pub(crate) enum Failure {
 
 /// Error of a TCP call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TcpError {
     /// The handle was closed.
     #[error("the socket is closed")]

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use serde::{Deserialize, Serialize};
-use serde_bytes::ByteBuf;
 use tidegate_memory::{Arena, Frame};
 
 use super::family::DatagramFamily;
@@ -198,11 +196,13 @@ impl fmt::Debug for Datagram {
 }
 
 /// Queued datagram as plain data.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct DatagramSnapshot {
     pub(crate) remote: SocketAddr,
     pub(crate) local: IpAddr,
     pub(crate) hop_limit: u8,
     pub(crate) traffic_class: u8,
-    pub(crate) data: ByteBuf,
+    #[cfg_attr(feature = "serde", serde(with = "serde_bytes"))]
+    pub(crate) data: Vec<u8>,
 }

@@ -1,9 +1,8 @@
 //! Handle of a UDP socket.
 
-use serde::{Deserialize, Serialize};
-
 /// Socket handle: slot index and generation. A handle is never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct UdpId {
     pub(crate) index: u32,
     pub(crate) generation: u32,

@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use serde::{Deserialize, Serialize};
 use tidegate_memory::Arena;
 
 use super::datagram::{DatagramSnapshot, Payload};
@@ -14,10 +13,12 @@ use crate::{Event, RestoreError, SocketError};
 const MAX_DATAGRAM_BYTES: usize = u16::MAX as usize;
 
 /// Snapshot of all sockets: generation and socket of each slot, in slot order.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct UdpSnapshot(Vec<(u32, Option<UdpSocketSnapshot>)>);
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct UdpSocketSnapshot {
     bound: SocketAddr,
     local: SocketAddr,
@@ -72,7 +73,7 @@ impl UdpSocketSnapshot {
                 return Err(RestoreError::Damaged("a UDP receive queue exceeds its limits"));
             }
             // An allocation instead of a frame: the new arena may have too few frames.
-            let payload = Payload::Owned(data.into_vec().into());
+            let payload = Payload::Owned(data.into());
             let _ = socket.push(Datagram { payload, remote, local, hop_limit, traffic_class });
         }
         Ok(socket)

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use serde::{Deserialize, Serialize};
 use tidegate_memory::fifo::{PopBatch, PushBatch};
 use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropReason;
@@ -15,7 +14,8 @@ use crate::fast_path::family::{V4, V6};
 use crate::{Event, Limits, SocketError};
 
 /// Options of a UDP socket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct UdpOptions {
     /// A socket bound to the unspecified IPv6 address also receives IPv4. Its IPv4 peers have
     /// IPv4-mapped addresses (RFC 4291 section 2.5.5.2).
@@ -324,7 +324,7 @@ impl Socket {
                 local: self.to_app_ip(fields.local),
                 hop_limit: fields.hop_limit,
                 traffic_class: fields.traffic_class,
-                data: bytes.to_vec().into(),
+                data: bytes.to_vec(),
             })
         })
     }

@@ -4,8 +4,6 @@
 //! written to it: a byte far ahead of the rest costs one buffer, not all before it. The pool is
 //! bounded, so all connections together hold at most the configured memory.
 
-use serde_bytes::ByteBuf;
-
 /// Payload bytes of one buffer.
 pub(crate) const BUFFER_BYTES: usize = 2048;
 
@@ -395,11 +393,11 @@ impl ByteQueue {
     }
 
     /// Copies `bytes` bytes from byte `at` on, for a snapshot.
-    pub(crate) fn copy_bytes(&self, pool: &BufferPool, at: u32, bytes: u32) -> ByteBuf {
+    pub(crate) fn copy_bytes(&self, pool: &BufferPool, at: u32, bytes: u32) -> Vec<u8> {
         let mut copy = vec![0; bytes as usize];
         let mut queue = *self;
         queue.read(pool, at as usize, &mut copy);
-        ByteBuf::from(copy)
+        copy
     }
 
     /// Creates a queue that holds `data`; `None` when the pool has not enough memory.

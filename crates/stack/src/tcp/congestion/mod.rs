@@ -6,8 +6,6 @@
 mod cubic;
 mod newreno;
 
-use serde::{Deserialize, Serialize};
-
 use cubic::Cubic;
 use newreno::NewReno;
 
@@ -15,7 +13,8 @@ use newreno::NewReno;
 pub(crate) const INITIAL_WINDOW_SEGMENTS: u32 = 10;
 
 /// Congestion control algorithm of a connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum CongestionControl {
     /// CUBIC (RFC 9438).
     #[default]
@@ -65,7 +64,8 @@ enum Algorithm {
 }
 
 /// Snapshot of a [`CongestionController`]; CUBIC's windows are in segments.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct ControllerSnapshot {
     cwnd: u32,
     ssthresh: u32,

@@ -4,8 +4,6 @@
 //! segments in flight. A snapshot is fully validated here, so that the rest of TCP can rely on
 //! its own invariants.
 
-use serde::{Deserialize, Serialize};
-
 use super::Connection;
 use crate::RestoreError;
 use crate::tcp::buffers::{BUFFER_BYTES, BufferPool, ByteQueue, TcpShared};
@@ -20,7 +18,8 @@ use crate::tcp::timers::{NEVER, TableLinks, TimeAges, TimerSnapshot, Timers, age
 
 /// Snapshot of one connection. Times are relative to the moment of saving: `_age_` fields lie
 /// in the past, `_in_` fields in the future.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct ConnectionSnapshot {
     pub(crate) tuple: FourTuple,
     state: TcpState,

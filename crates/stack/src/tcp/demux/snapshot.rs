@@ -4,8 +4,6 @@
 
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
-
 use super::table::TcpTable;
 use crate::tcp::connection::{Connection, ConnectionSnapshot, ensure_valid};
 use crate::tcp::flags::ConnFlags;
@@ -16,7 +14,8 @@ use crate::tcp::timers::NEVER;
 use crate::{Event, RestoreError};
 
 /// Snapshot of all TCP state.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct TcpSnapshot {
     secret: Secret,
     peer_time: PeerTime,

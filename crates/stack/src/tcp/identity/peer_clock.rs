@@ -1,8 +1,6 @@
 //! Clock visible to peers: source of initial sequence numbers, time stamps and SYN cookies.
 //! The clock continues when another process takes over, whose own clock has another origin.
 
-use serde::{Deserialize, Serialize};
-
 /// Offset of the peer-visible clock to the caller's clock. Both fields wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PeerClock {
@@ -11,7 +9,8 @@ pub(crate) struct PeerClock {
 }
 
 /// Reading of a [`PeerClock`].
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct PeerTime {
     ns: u64,
     ms: u32,

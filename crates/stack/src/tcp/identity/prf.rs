@@ -2,13 +2,12 @@
 //! Bernstein, "SipHash: a fast short-input PRF"). The hash function of the tables is
 //! cheaper, but its results must not leave the stack.
 
-use serde::{Deserialize, Serialize};
-
 use crate::random::SecretRng;
 
 /// Secret key.
 // Debug output hides the key: knowing it allows guessing sequence numbers.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Secret([u64; 2]);
 
 impl std::fmt::Debug for Secret {

@@ -18,7 +18,6 @@ use super::socket::{TcpError, TcpListenerId, TcpOptions};
 use crate::ports::PortGroupsHandle;
 use crate::random::HashKey;
 use crate::{RestoreError, Transport};
-use serde::{Deserialize, Serialize};
 
 /// Listening socket.
 pub(crate) struct Listener {
@@ -64,7 +63,8 @@ impl Listener {
 }
 
 /// Snapshot of a [`Listener`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct ListenerSnapshot {
     local: SocketAddr,
     options: TcpOptions,

@@ -6,8 +6,6 @@ mod out_of_order;
 
 pub(crate) use out_of_order::OutOfOrderQueue;
 
-use serde::{Deserialize, Serialize};
-use serde_bytes::ByteBuf;
 use tidegate_wire::DropReason;
 
 use super::buffers::{BufferPool, ByteQueue, TcpShared};
@@ -53,15 +51,17 @@ pub(crate) struct ReceiveState {
 }
 
 /// Snapshot of a [`ReceiveState`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct ReceiveSnapshot {
     pub(crate) nxt: Seq,
     pub(crate) edge: Seq,
     pub(crate) read: Seq,
     /// In-order data not yet read.
-    pub(crate) data: ByteBuf,
+    #[cfg_attr(feature = "serde", serde(with = "serde_bytes"))]
+    pub(crate) data: Vec<u8>,
     /// Out-of-order data with its start; most recently updated last.
-    pub(crate) out_of_order: Vec<(Seq, ByteBuf)>,
+    pub(crate) out_of_order: Vec<(Seq, Vec<u8>)>,
     dsack_range: (Seq, Seq),
     received_since_ack: u32,
     read_since_ack: u32,

@@ -3,8 +3,6 @@
 
 use std::collections::VecDeque;
 
-use serde::{Deserialize, Serialize};
-
 use crate::tcp::seq::Seq;
 
 /// Segment that is in flight or lost.
@@ -84,7 +82,8 @@ pub(crate) struct Flight {
 
 /// Proportional rate reduction (RFC 6937 section 3): bytes in flight when recovery began
 /// (RecoverFS), bytes delivered since (prr_delivered) and bytes sent since (prr_out).
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct PrrState {
     pub(crate) flight: u32,
     pub(crate) delivered: u32,
@@ -92,7 +91,8 @@ pub(crate) struct PrrState {
 }
 
 /// Snapshot of a [`SentSegment`].
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct SentSegmentSnapshot {
     start: Seq,
     end: Seq,
@@ -105,7 +105,8 @@ pub(crate) struct SentSegmentSnapshot {
 }
 
 /// Snapshot of a [`Flight`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct FlightSnapshot {
     sent: Vec<SentSegmentSnapshot>,
     prr: PrrState,

@@ -7,7 +7,6 @@ mod rtt;
 
 pub(crate) use flight::{AckProgress, Flight, FlightSnapshot, SentSegment};
 
-use serde::{Deserialize, Serialize};
 use tidegate_wire::tcp::{SackBlocks, TcpFlags};
 
 use flight::PrrState;
@@ -26,7 +25,8 @@ use super::timers::{Timers, age_ns};
 const DUP_ACK_THRESHOLD: u8 = 3;
 
 /// Loss recovery state of the sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) enum RecoveryPhase {
     /// No segment is known to be lost.
     Open,
@@ -57,7 +57,8 @@ pub(crate) struct Recovery {
 }
 
 /// Snapshot of a [`Recovery`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct RecoverySnapshot {
     pub(crate) flight: Option<FlightSnapshot>,
     pub(crate) searches_mtu: bool,

@@ -1,7 +1,5 @@
 //! Round-trip time estimate and retransmission time-out (RFC 6298).
 
-use serde::{Deserialize, Serialize};
-
 use crate::tcp::identity::whole_seconds;
 
 /// Minimum retransmission time-out. RFC 6298 section 2.4 says one second; all major stacks use
@@ -31,7 +29,8 @@ pub(crate) struct RttEstimator {
 }
 
 /// Snapshot of a [`RttEstimator`].
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct RttSnapshot {
     smoothed_us: u32,
     variation_us: u32,

@@ -2,8 +2,6 @@
 
 mod links;
 
-use serde::{Deserialize, Serialize};
-
 pub(crate) use links::{NO_INDEX, TICK_BITS, TableLinks, tick_of};
 
 use super::identity::milliseconds;
@@ -27,7 +25,8 @@ const CHALLENGE_BURST: u32 = 10;
 const CHALLENGE_INTERVAL_MS: u32 = 500;
 
 /// Purpose of the retransmission timer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) enum RtxTimer {
     /// The timer is not needed.
     Off,
@@ -64,7 +63,8 @@ pub(crate) struct Timers {
 }
 
 /// Snapshot of the deadlines of [`Timers`].
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct TimerSnapshot {
     wait: RtxTimer,
     wait_in_ns: Option<u64>,
