@@ -57,17 +57,6 @@ impl Payload {
     }
 }
 
-/// Entry of a socket's receive queue.
-pub(crate) enum QueuedDatagram {
-    /// Payload of a plain IPv4 datagram. The headroom in front of the payload holds the headers: UDP,
-    /// IPv4 without options, and Ethernet. The source port is not zero.
-    V4(Frame),
-    /// Payload of a plain IPv6 datagram: as [`Self::V4`], with an IPv6 header without extensions.
-    V6(Frame),
-    /// Next datagram of the socket's `metadata_queue`.
-    WithMetadata,
-}
-
 /// Header fields of a received datagram.
 #[derive(Clone, Copy)]
 pub(crate) struct HeaderFields {

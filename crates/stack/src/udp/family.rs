@@ -3,8 +3,19 @@
 use tidegate_memory::arena::FreeBatch;
 use tidegate_memory::{Arena, Frame};
 
-use super::{Lookup, QueuedDatagram};
+use super::Lookup;
 use crate::fast_path::family::{Family, PortPair, V4, V6};
+
+/// Entry of a socket's receive queue.
+pub(crate) enum QueuedDatagram {
+    /// Payload of a plain IPv4 datagram. The headroom in front of the payload holds the headers: UDP,
+    /// IPv4 without options, and Ethernet. The source port is not zero.
+    V4(Frame),
+    /// Payload of a plain IPv6 datagram: as [`Self::V4`], with an IPv6 header without extensions.
+    V6(Frame),
+    /// Next datagram of the socket's `metadata_queue`.
+    WithMetadata,
+}
 
 /// Address family of datagrams on the fast path.
 pub(crate) trait DatagramFamily: Family {

@@ -18,9 +18,9 @@ mod table;
 
 pub use api::QUEUE_FILL_SCALE;
 pub use datagram::Datagram;
-pub(crate) use datagram::{Payload, QueuedDatagram};
+pub(crate) use datagram::Payload;
 pub use exchange::{InPlaceRequest, UdpRequest};
-pub(crate) use family::DatagramFamily;
+pub(crate) use family::{DatagramFamily, QueuedDatagram};
 pub use id::UdpId;
 pub(crate) use lookup::Lookup;
 pub(crate) use migration::ExtractedUdp;

@@ -8,7 +8,8 @@ use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropReason;
 
 use super::Datagram;
-use super::datagram::{DatagramSnapshot, HeaderFields, Payload, QueuedDatagram};
+use super::datagram::{DatagramSnapshot, HeaderFields, Payload};
+use super::family::QueuedDatagram;
 use super::id::UdpId;
 use crate::fast_path::family::{V4, V6};
 use crate::{Event, Limits, SocketError};
