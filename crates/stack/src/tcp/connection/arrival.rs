@@ -192,9 +192,6 @@ impl Connection {
         if !segment.is_ack() {
             return Err(DropReason::TcpFlags);
         }
-        if self.flags.contains(ConnFlags::TIMESTAMPS) {
-            self.receive.update_ts_recent(now_ns, &segment);
-        }
         Ok(Some(segment))
     }
 
@@ -307,7 +304,7 @@ impl Connection {
             }
             self.update_send_window(segment, true);
             self.establish(now_ns, outcome);
-            self.timers.last_received_ns = now_ns;
+            self.accept_timestamps(now_ns, segment);
             self.on_ack(now_ns, segment, false, shared);
             return Ok(());
         }
@@ -315,7 +312,7 @@ impl Connection {
             self.send_challenge_ack(now_ns);
             return Err(DropReason::TcpAckInvalid);
         }
-        self.timers.last_received_ns = now_ns;
+        self.accept_timestamps(now_ns, segment);
         self.timers.keepalive_probes_sent = 0;
         if segment.ack.is_before(self.send.una) {
             return Ok(());
@@ -339,6 +336,17 @@ impl Connection {
         self.on_ack(now_ns, segment, duplicate, shared);
         self.on_fin_acknowledged(now_ns, shared);
         Ok(())
+    }
+
+    /// Notes the times of a segment from the real peer. Whoever only guesses sequence numbers must
+    /// not set TS.Recent, or PAWS drops the peer's data (RFC 7323 section 5.3): so the
+    /// acknowledgement is checked first.
+    #[inline]
+    fn accept_timestamps(&mut self, now_ns: u64, segment: &Segment<'_>) {
+        self.timers.last_received_ns = now_ns;
+        if self.flags.contains(ConnFlags::TIMESTAMPS) {
+            self.receive.update_ts_recent(now_ns, segment);
+        }
     }
 
     /// Retransmits at once the segment that was sent into the closed window.
