@@ -40,9 +40,7 @@ impl Interface {
                 unreachable::NETWORK | 6 | 9 | 11 => (ReceivedIcmpError::NetworkUnreachable, quote),
                 _ => (ReceivedIcmpError::HostUnreachable, quote),
             },
-            Icmpv4Message::TimeExceeded { quote, .. } => {
-                (ReceivedIcmpError::HostUnreachable, quote)
-            }
+            Icmpv4Message::TimeExceeded { quote, .. } => (ReceivedIcmpError::TimeExceeded, quote),
             Icmpv4Message::ParameterProblem { quote, .. } => {
                 (ReceivedIcmpError::HostUnreachable, quote)
             }

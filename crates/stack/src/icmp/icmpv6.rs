@@ -59,10 +59,10 @@ impl Interface {
             Icmpv6Message::ParameterProblem {
                 code: parameter_problem::NEXT_HEADER, quote, ..
             } => (ReceivedIcmpError::PortUnreachable, quote),
-            Icmpv6Message::ParameterProblem { quote, .. }
-            | Icmpv6Message::TimeExceeded { quote, .. } => {
+            Icmpv6Message::ParameterProblem { quote, .. } => {
                 (ReceivedIcmpError::HostUnreachable, quote)
             }
+            Icmpv6Message::TimeExceeded { quote, .. } => (ReceivedIcmpError::TimeExceeded, quote),
             Icmpv6Message::EchoReply { .. }
             | Icmpv6Message::Mld(_)
             | Icmpv6Message::Other { .. } => return Err(DropReason::IcmpIgnored),

@@ -14,6 +14,9 @@ pub(crate) enum ReceivedIcmpError {
     PortUnreachable,
     /// The host cannot be reached.
     HostUnreachable,
+    /// A router dropped the packet because its hop limit ran out, or the host because fragments
+    /// were missing. Both may pass.
+    TimeExceeded,
     /// The network cannot be reached.
     NetworkUnreachable,
     /// The packet exceeds the next hop's MTU: this many bytes, or 0 when not reported.

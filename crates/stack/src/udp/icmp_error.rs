@@ -38,7 +38,10 @@ impl UdpTable {
         let presented = socket.to_app_address(remote);
         let error = match icmp_error {
             ReceivedIcmpError::PortUnreachable => SocketError::ConnectionRefused(presented),
-            ReceivedIcmpError::HostUnreachable => SocketError::HostUnreachable(presented),
+            ReceivedIcmpError::TimeExceeded if !socket.options.report_errors => return Ok(()),
+            ReceivedIcmpError::HostUnreachable | ReceivedIcmpError::TimeExceeded => {
+                SocketError::HostUnreachable(presented)
+            }
             ReceivedIcmpError::NetworkUnreachable => SocketError::NetworkUnreachable(presented),
             // Only sockets that forbid fragmentation need the error; the others continue with
             // smaller fragments.

@@ -34,7 +34,8 @@ pub struct UdpOptions {
     /// Never fragments datagrams, neither here nor on the path. Sending a datagram that exceeds the
     /// path MTU fails.
     pub dont_fragment: bool,
-    /// Reports ICMP errors on an unconnected socket too. A connected socket always reports them.
+    /// Reports ICMP errors on an unconnected socket too, and an exceeded hop limit. A connected
+    /// socket always reports the other errors.
     pub report_errors: bool,
     /// Hop limit of sent packets; `None` selects that of the interface.
     pub hop_limit: Option<u8>,

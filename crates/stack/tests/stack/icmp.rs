@@ -6,8 +6,8 @@ use tidegate_stack::{AddressOwnership, Event, SocketError, UdpOptions};
 use tidegate_wire::{DropReason, MacAddr, Protocol};
 
 use crate::kit::packets::{
-    echo_reply_data, echo_request, frame, frame_to, ip, packet_of, port_unreachable, udp_frame,
-    udp_packet,
+    echo_reply_data, echo_request, frame, frame_to, ip, packet_of, port_unreachable, time_exceeded,
+    udp_frame, udp_packet,
 };
 use crate::kit::{Family, HostPair, SECOND_NS, TestHost, config, for_each_family, mac};
 
@@ -102,6 +102,28 @@ fn reports_errors_to_unconnected_socket_only_on_request() {
             let error = port_unreachable(family.host(2), family.host(1), packet_of(&sent));
             host.feed(&frame(&error));
             assert_eq!(host.stack.udp_take_error(socket).is_some(), report_errors);
+            host.finish();
+        }
+    });
+}
+
+/// A hop limit that runs out on the way shows a routing loop, which may pass, or comes from
+/// traceroute. Linux too tells a connected socket only on request.
+#[test]
+fn reports_exceeded_hop_limit_only_on_request() {
+    for_each_family(|family| {
+        for report_errors in [false, true] {
+            let mut host = TestHost::with_neighbour(2);
+            let options = UdpOptions { report_errors, ..UdpOptions::default() };
+            let socket = host.stack.udp_bind(at(family.unspecified(), 4000), options).unwrap();
+            let remote = at(family.host(2), 53);
+            host.stack.udp_connect(socket, remote).unwrap();
+            host.send(socket, None, b"x");
+            let sent = host.sent_one();
+            let error = time_exceeded(family.host(3), family.host(1), packet_of(&sent));
+            host.feed(&frame(&error));
+            let expected = report_errors.then_some(SocketError::HostUnreachable(remote));
+            assert_eq!(host.stack.udp_take_error(socket), expected);
             host.finish();
         }
     });

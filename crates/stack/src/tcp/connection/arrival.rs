@@ -411,6 +411,9 @@ impl Connection {
         let receives =
             matches!(self.state, TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2);
         if !receives {
+            if self.state == TcpState::TimeWait && segment.len() > 0 {
+                self.send_challenge_ack(now_ns);
+            }
             return Ok(());
         }
         if self.flags.contains(ConnFlags::ECN) {

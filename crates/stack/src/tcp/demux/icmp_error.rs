@@ -58,7 +58,7 @@ impl TcpTable {
                 ReceivedIcmpError::PortUnreachable => {
                     connection.soft_failure = Some(Failure::Refused);
                 }
-                ReceivedIcmpError::HostUnreachable => {
+                ReceivedIcmpError::HostUnreachable | ReceivedIcmpError::TimeExceeded => {
                     connection.soft_failure = Some(Failure::HostUnreachable);
                 }
                 ReceivedIcmpError::NetworkUnreachable => {

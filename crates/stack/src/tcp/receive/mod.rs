@@ -117,8 +117,9 @@ impl ReceiveState {
         let first_in = self.nxt.is_at_or_before(segment.seq) && segment.seq.is_before(edge);
         if segment.len() == 0 {
             // RFC 9293 allows the number right behind the window too when the window is closed.
-            // Peers also use that number when the window is open and full.
-            return first_in || segment.seq == self.nxt || segment.seq == edge;
+            // Peers also use that number when the window is open and full, but not for resets.
+            let at_edge = segment.seq == edge && !segment.is_rst();
+            return first_in || segment.seq == self.nxt || at_edge;
         }
         let last = segment.end() - 1;
         let last_in = self.nxt.is_at_or_before(last) && last.is_before(edge);

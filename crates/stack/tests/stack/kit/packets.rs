@@ -213,6 +213,14 @@ pub fn port_unreachable(from: IpAddr, to: IpAddr, quote: &[u8]) -> Vec<u8> {
     }
 }
 
+/// ICMP time exceeded error, in transit, about the packet `quote`.
+pub fn time_exceeded(from: IpAddr, to: IpAddr, quote: &[u8]) -> Vec<u8> {
+    match from {
+        IpAddr::V4(_) => icmpv4(from, to, &Icmpv4Message::TimeExceeded { code: 0, quote }),
+        IpAddr::V6(_) => icmpv6(from, to, &Icmpv6Message::TimeExceeded { code: 0, quote }),
+    }
+}
+
 /// ICMP packet too big error with `mtu` about the packet `quote`.
 pub fn packet_too_big(from: IpAddr, to: IpAddr, mtu: u16, quote: &[u8]) -> Vec<u8> {
     match from {
