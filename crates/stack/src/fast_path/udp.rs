@@ -40,17 +40,14 @@ fn raw_tuple<F: Family>(bytes: &[u8]) -> Option<RawTuple<F>> {
 fn is_valid<F: Family>(link: PlainLink, pseudo: Sum, bytes: &[u8], unchecked: bool) -> bool {
     let Some(head) = bytes.get(..F::UDP_HEADERS_BYTES) else { return false };
     let at = F::TRANSPORT_OFFSET;
-    if !(link.matches(head) && F::is_plain_udp(head, bytes.len())) {
-        return false;
-    }
-    if !unchecked {
-        return true;
-    }
-    if array_at(head, at + 6) == [0; 2] {
-        return F::UDP_CHECKSUM_IS_OPTIONAL;
-    }
-    let udp_bytes = (bytes.len() as u16).wrapping_sub(at as u16);
-    pseudo.with_u16(udp_bytes).with(&bytes[at..]).is_valid_nonzero()
+    let has_checksum = array_at(head, at + 6) != [0; 2];
+    link.matches(head)
+        && F::is_plain_udp(head, bytes.len())
+        && !(unchecked && !F::UDP_CHECKSUM_IS_OPTIONAL && !has_checksum)
+        && !(unchecked && has_checksum && {
+            let udp_bytes = (bytes.len() as u16).wrapping_sub(at as u16);
+            !pseudo.with_u16(udp_bytes).with(&bytes[at..]).is_valid_nonzero()
+        })
 }
 
 /// Index of the socket for a datagram, if the addresses are plain and the sender can be answered.

@@ -359,12 +359,13 @@ impl UdpTable {
         let mut taken = 0;
         while taken < max_datagrams {
             let remaining = max_datagrams - taken;
-            let (count, slow_path) = match self.get(id).and_then(Socket::front) {
+            let Some(socket) = self.get_mut(id) else { break };
+            let (count, slow_path) = match socket.front() {
                 Some(QueuedDatagram::V4(_)) => {
-                    self.exchange_plain::<V4>(interface, now_ns, arena, id, remaining, strategy)
+                    exchange_plain::<V4>(socket, interface, now_ns, arena, remaining, strategy)
                 }
                 Some(QueuedDatagram::V6(_)) => {
-                    self.exchange_plain::<V6>(interface, now_ns, arena, id, remaining, strategy)
+                    exchange_plain::<V6>(socket, interface, now_ns, arena, remaining, strategy)
                 }
                 Some(QueuedDatagram::WithMetadata) => {
                     (1, self.recv(interface, arena, id).map(SlowPath::Datagram))
@@ -396,38 +397,6 @@ impl UdpTable {
         taken
     }
 
-    #[inline]
-    fn exchange_plain<F: DatagramFamily>(
-        &mut self,
-        interface: &mut Interface,
-        now_ns: u64,
-        arena: &mut Arena,
-        id: UdpId,
-        max_datagrams: usize,
-        strategy: &mut impl ReplyStrategy,
-    ) -> (usize, Option<SlowPath>) {
-        let Some(socket) = self.get_mut(id) else { return (0, None) };
-        let (count, reply) = match interface.transmit_checksum {
-            true => exchange_burst::<F, _, true>(
-                socket,
-                interface,
-                now_ns,
-                arena,
-                max_datagrams,
-                strategy,
-            ),
-            false => exchange_burst::<F, _, false>(
-                socket,
-                interface,
-                now_ns,
-                arena,
-                max_datagrams,
-                strategy,
-            ),
-        };
-        (count, reply.map(SlowPath::Reply))
-    }
-
     #[inline(never)]
     fn reply_slow(
         &mut self,
@@ -445,6 +414,26 @@ impl UdpTable {
             Payload::Owned(bytes) => self.send(interface, now_ns, arena, id, ends, &bytes),
         };
     }
+}
+
+#[inline]
+fn exchange_plain<F: DatagramFamily>(
+    socket: &mut Socket,
+    interface: &mut Interface,
+    now_ns: u64,
+    arena: &mut Arena,
+    max_datagrams: usize,
+    strategy: &mut impl ReplyStrategy,
+) -> (usize, Option<SlowPath>) {
+    let (count, reply) = match interface.transmit_checksum {
+        true => {
+            exchange_burst::<F, _, true>(socket, interface, now_ns, arena, max_datagrams, strategy)
+        }
+        false => {
+            exchange_burst::<F, _, false>(socket, interface, now_ns, arena, max_datagrams, strategy)
+        }
+    };
+    (count, reply.map(SlowPath::Reply))
 }
 
 /// Answers datagrams of one family at the front of the queue, up to the first that needs the slow
