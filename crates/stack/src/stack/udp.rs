@@ -122,8 +122,8 @@ impl Stack {
         arena.alloc()
     }
 
-    /// Fill level of a socket's receive queue in parts of [`crate::QUEUE_FILL_SCALE`]: by packets or by
-    /// bytes, whichever is nearer to its limit. `None` if the socket does not exist.
+    /// Fill level of a socket's receive queue in parts of [`crate::QUEUE_FILL_SCALE`]: by packets
+    /// or by bytes, whichever is nearer to its limit. `None` if the socket does not exist.
     #[inline]
     pub fn udp_queue_fill(&self, id: UdpId) -> Option<u32> {
         self.udp.queue_fill(id)

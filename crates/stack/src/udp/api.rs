@@ -72,11 +72,6 @@ impl UdpTable {
         self.connect_to(id, local, peer)
     }
 
-    /// Implements [`crate::Stack::udp_disconnect`].
-    pub(crate) fn disconnect(&mut self, id: UdpId) -> Result<(), SocketError> {
-        self.unconnect(id)
-    }
-
     /// Implements [`crate::Stack::udp_options`].
     pub(crate) fn options(&self, id: UdpId) -> Option<UdpOptions> {
         self.get(id).map(|socket| socket.options)

@@ -416,6 +416,7 @@ impl UdpTable {
     }
 }
 
+/// Calls [`exchange_burst`] for a device that completes checksums, or for one that does not.
 #[inline]
 fn exchange_plain<F: DatagramFamily>(
     socket: &mut Socket,

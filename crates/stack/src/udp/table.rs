@@ -185,8 +185,8 @@ impl UdpTable {
         Ok(())
     }
 
-    /// Binds a connected socket as before.
-    pub(super) fn unconnect(&mut self, id: UdpId) -> Result<(), SocketError> {
+    /// Implements [`crate::Stack::udp_disconnect`].
+    pub(crate) fn disconnect(&mut self, id: UdpId) -> Result<(), SocketError> {
         let socket = self.get(id).ok_or(SocketError::Closed)?;
         if socket.remote.is_none() {
             return Ok(());
