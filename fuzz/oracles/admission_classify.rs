@@ -8,7 +8,7 @@ use tidegate_gate::admission::{
     PacketMeta, Pressure, ProtocolMatch, SourceId,
 };
 use tidegate_wire::{
-    EtherType, EthernetHeader, Ipv4Header, Ipv6Header, Medium, Protocol, UdpHeader,
+    EtherType, EthernetHeader, IpCidr, Ipv4Header, Ipv6Header, Medium, Protocol, UdpHeader,
 };
 
 /// Address of the only known source.
@@ -95,30 +95,21 @@ fn class(meta: &PacketMeta) -> usize {
 
 /// Configuration with a class for every kind of condition.
 fn config() -> Config {
-    let class = |name: &str, rule: Match, rank| Class {
-        name: name.into(),
-        rules: vec![rule],
-        rank,
-        guaranteed_pps: 0,
-        ceiling_pps: None,
-        exempt: false,
-    };
+    let class = |name: &str, rule: Match, rank| Class::new(name).rules(vec![rule]).rank(rank);
     let all = Match::default();
-    let protocol = |protocol| Match { protocol: Some(protocol), ..all };
-    let network = |text: &str| Match { source: text.parse().ok(), ..all };
-    let fragments = Match { port: Some(NumberRange::NONE), ..protocol(ProtocolMatch::UDP) };
-    Config {
-        classes: vec![
+    let protocol = |protocol| all.protocol(protocol);
+    let network = |text: &str| all.source(text.parse::<IpCidr>().ok());
+    let fragments = protocol(ProtocolMatch::UDP).port(NumberRange::NONE);
+    Config::default()
+        .classes(vec![
             class("neighbour", protocol(ProtocolMatch::NEIGHBOUR), 0),
             class("icmp", protocol(ProtocolMatch::ICMP), 0),
-            class("known", Match { known: Some(true), ..all }, 1),
+            class("known", all.known(true), 1),
             class("network", network("198.51.100.0/24"), 1),
             class("network6", network("2001:db8::/32"), 1),
-            class("dns", Match { port: Some(NumberRange { low: 53, high: 53 }), ..all }, 2),
+            class("dns", all.port(NumberRange { low: 53, high: 53 }), 2),
             class("fragments", fragments, 3),
-            class("small", Match { size: Some(NumberRange { low: 0, high: 60 }), ..all }, 4),
-        ],
-        known_sources: 1,
-        ..Config::default()
-    }
+            class("small", all.size(NumberRange { low: 0, high: 60 }), 4),
+        ])
+        .known_sources(1)
 }

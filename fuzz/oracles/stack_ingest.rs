@@ -94,23 +94,21 @@ impl TestHost {
             prefix: "0.0.0.0/0".parse().unwrap(),
             gateway: Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))),
         }];
-        config.limits = Limits {
-            neighbours: 8,
-            unresolved_frames: MAX_UNRESOLVED_FRAMES,
-            unresolved_frames_total: 8,
-            fragment_bytes: 16_384,
-            fragment_packets: 8,
-            fragments_per_packet: 8,
-            path_mtus: 4,
-            transmit_frames: 16,
-            sockets: 8,
-            socket_queue_packets: 8,
-            socket_queue_bytes: 16_384,
-            ..Limits::default()
-        };
+        config.limits = Limits::default()
+            .neighbours(8)
+            .unresolved_frames(MAX_UNRESOLVED_FRAMES)
+            .unresolved_frames_total(8)
+            .fragment_bytes(16_384)
+            .fragment_packets(8)
+            .fragments_per_packet(8)
+            .path_mtus(4)
+            .transmit_frames(16)
+            .sockets(8)
+            .socket_queue_packets(8)
+            .socket_queue_bytes(16_384);
         let (medium, transmit_checksum) = (config.medium, config.transmit_checksum);
         let mut stack = Stack::new(config, 0).expect("a valid configuration");
-        let dual = UdpOptions { dual_stack: true, report_errors: true, ..UdpOptions::default() };
+        let dual = UdpOptions::default().dual_stack(true).report_errors(true);
         let mut sockets = vec![
             stack.udp_bind("[::]:53".parse().unwrap(), dual).expect("a free port"),
             stack.udp_bind("0.0.0.0:7".parse().unwrap(), UdpOptions::default()).unwrap(),

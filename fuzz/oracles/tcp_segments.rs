@@ -106,7 +106,7 @@ impl TestHost {
         if has(setup::SMALL_MEMORY) {
             config.limits.tcp_buffer_bytes = 8 * 2048;
         }
-        let mut options = TcpOptions { no_delay: has(setup::NO_DELAY), ..TcpOptions::default() };
+        let mut options = TcpOptions::default().no_delay(has(setup::NO_DELAY));
         options.ecn = has(setup::ECN);
         if has(setup::TINY_BUFFERS) {
             (options.send_buffer_bytes, options.receive_buffer_bytes) = (3000, 3000);
@@ -115,7 +115,7 @@ impl TestHost {
         }
         if has(setup::KEEPALIVE) {
             options.keepalive =
-                Some(tidegate_stack::Keepalive { idle_ms: 1000, interval_ms: 500, probes: 3 });
+                Some(tidegate_stack::Keepalive::default().idle_ms(1000).interval_ms(500).probes(3));
         }
         options.user_timeout_ms = has(setup::USER_TIMEOUT).then_some(3000);
         let mut stack = Stack::new(config, 0).expect("a valid configuration");

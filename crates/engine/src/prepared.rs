@@ -219,20 +219,19 @@ fn drain_device(
 fn stack_config(config: &NetConfig, device: &dyn Device, seed: [u8; 16]) -> Config {
     let capabilities = device.capabilities();
     let mac = config.mac.unwrap_or(MacAddr(capabilities.mac));
-    Config {
-        medium: capabilities.medium,
-        mtu: capabilities.mtu,
-        vlan: config.vlan,
-        addresses: config.addresses.clone(),
-        routes: config.routes.clone(),
-        ownership: config.ownership,
-        limits: config.limits.clone(),
-        transmit_checksum: capabilities.transmit_checksum,
-        max_tso_bytes: match capabilities.segmentation {
-            // Headers are prepended.
-            true => usize::from(u16::MAX - HEADROOM_BYTES),
-            false => 0,
-        },
-        ..Config::ethernet(mac, seed)
-    }
+    let max_tso_bytes = match capabilities.segmentation {
+        // Headers are prepended.
+        true => usize::from(u16::MAX - HEADROOM_BYTES),
+        false => 0,
+    };
+    Config::ethernet(mac, seed)
+        .medium(capabilities.medium)
+        .mtu(capabilities.mtu)
+        .vlan(config.vlan)
+        .addresses(config.addresses.clone())
+        .routes(config.routes.clone())
+        .ownership(config.ownership)
+        .limits(config.limits.clone())
+        .transmit_checksum(capabilities.transmit_checksum)
+        .max_tso_bytes(max_tso_bytes)
 }

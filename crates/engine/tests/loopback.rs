@@ -10,7 +10,7 @@ use tidegate_stack::{UdpId, UdpOptions};
 const QUOTA_PACKETS: u32 = 4;
 
 fn engine(port: MemDevice, address: &str) -> Engine {
-    let gate = Config { receive_quota: Quota::Packets(QUOTA_PACKETS), ..Config::default() };
+    let gate = Config::default().receive_quota(Quota::Packets(QUOTA_PACKETS));
     let config = NetConfig::new(port).address(address.parse().unwrap()).seed([3; 16]);
     open(config.gate(Settings::new(gate).unwrap())).unwrap().0
 }

@@ -81,6 +81,8 @@ impl std::str::FromStr for Quota {
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields, rename_all = "kebab-case"))]
+#[non_exhaustive]
+#[must_use]
 pub struct Config {
     /// Receive mode.
     pub mode: Mode,
@@ -141,6 +143,88 @@ impl Default for Config {
             budget: 300,
             round_us: 2000,
         }
+    }
+}
+
+impl Config {
+    /// Sets the receive mode.
+    pub fn mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
+    }
+
+    /// Sets the maximum packets in one turn of a receive ring.
+    pub fn receive_quota(self, receive_quota: Quota) -> Self {
+        Self { receive_quota, ..self }
+    }
+
+    /// Sets the maximum packets in one turn of a transmit ring.
+    pub fn transmit_quota(self, transmit_quota: Quota) -> Self {
+        Self { transmit_quota, ..self }
+    }
+
+    /// Sets the maximum requests in one turn of an application ring.
+    pub fn application_quota(self, application_quota: Quota) -> Self {
+        Self { application_quota, ..self }
+    }
+
+    /// Sets whether receiving is paused while a queue to an application is full.
+    pub fn feedback(self, feedback: bool) -> Self {
+        Self { feedback, ..self }
+    }
+
+    /// Sets the queue fill level at which receiving is paused, in percent.
+    pub fn high_mark_percent(self, high_mark_percent: u32) -> Self {
+        Self { high_mark_percent, ..self }
+    }
+
+    /// Sets the queue fill level at or below which receiving resumes, in percent.
+    pub fn low_mark_percent(self, low_mark_percent: u32) -> Self {
+        Self { low_mark_percent, ..self }
+    }
+
+    /// Sets the time after which receiving resumes without a read, in microseconds.
+    pub fn feedback_timeout_us(self, feedback_timeout_us: u64) -> Self {
+        Self { feedback_timeout_us, ..self }
+    }
+
+    /// Sets the maximum share of CPU time for packets, in percent.
+    pub fn cpu_share_percent(self, cpu_share_percent: u32) -> Self {
+        Self { cpu_share_percent, ..self }
+    }
+
+    /// Sets the period over which the CPU share is accounted, in microseconds.
+    pub fn cpu_period_us(self, cpu_period_us: u64) -> Self {
+        Self { cpu_period_us, ..self }
+    }
+
+    /// Sets the capacity in packets of the queue between receive work and protocol work.
+    pub fn input_queue(self, input_queue: u32) -> Self {
+        Self { input_queue, ..self }
+    }
+
+    /// Sets the maximum interrupts per second.
+    pub fn interrupts_per_second(self, interrupts_per_second: u32) -> Self {
+        Self { interrupts_per_second, ..self }
+    }
+
+    /// Sets the packets that the device buffers between interrupts.
+    pub fn descriptors(self, descriptors: u32) -> Self {
+        Self { descriptors, ..self }
+    }
+
+    /// Sets the maximum packets of one device in its turn.
+    pub fn weight(self, weight: u32) -> Self {
+        Self { weight, ..self }
+    }
+
+    /// Sets the maximum packets in one round.
+    pub fn budget(self, budget: u32) -> Self {
+        Self { budget, ..self }
+    }
+
+    /// Sets the maximum duration of a round, in microseconds.
+    pub fn round_us(self, round_us: u64) -> Self {
+        Self { round_us, ..self }
     }
 }
 
@@ -208,9 +292,9 @@ pub enum ConfigError {
 /// ```
 /// use tidegate_gate::{Config, Mode, Settings};
 ///
-/// let settings = Settings::new(Config { mode: Mode::Napi, ..Config::default() })?;
+/// let settings = Settings::new(Config::default().mode(Mode::Napi))?;
 /// assert_eq!(settings.config().budget, 300);
-/// assert!(Settings::new(Config { budget: 1, ..Config::default() }).is_err());
+/// assert!(Settings::new(Config::default().budget(1)).is_err());
 /// # Ok::<(), tidegate_gate::ConfigError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -194,7 +194,7 @@ struct DaemonChannel {
 /// Starts a daemon on `core`, with no host at the other end of its link, and attaches to it.
 fn start_daemon(folder: &Path, core: usize) -> io::Result<(Daemon, DaemonChannel)> {
     let (device, _) = mem::wire(&MemConfig::default())?;
-    let gate = gate::Config { mode: Mode::Dedicated, ..gate::Config::default() };
+    let gate = gate::Config::default().mode(Mode::Dedicated);
     let gate = gate::Settings::new(gate).map_err(io::Error::other)?;
     let address = "192.0.2.1/24".parse().map_err(io::Error::other)?;
     let attach_config = AttachConfig {

@@ -69,12 +69,10 @@ impl SweepMode {
             Self::Dedicated => Mode::Dedicated,
         };
         let has_share = self == Self::PolledShare;
-        let config = Config {
-            mode,
-            feedback: matches!(self, Self::PolledFeedback | Self::PolledShare),
-            cpu_share_percent: if has_share { 50 } else { 100 },
-            ..Config::default()
-        };
+        let config = Config::default()
+            .mode(mode)
+            .feedback(matches!(self, Self::PolledFeedback | Self::PolledShare))
+            .cpu_share_percent(if has_share { 50 } else { 100 });
         let mut setup = Setup { gate: gate_settings(config)?, ..Setup::default() };
         if self == Self::Dedicated {
             setup.role = HostRole::Udp {

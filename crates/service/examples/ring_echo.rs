@@ -109,7 +109,7 @@ fn start_daemon(
 
 /// Connects a client to a server; returns both ends.
 fn connect_tcp(app: &mut Attachment, server_addr: SocketAddr) -> io::Result<(Handle, Handle)> {
-    let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+    let options = TcpOptions::default().no_delay(true);
     let listener = app.listen(server_addr, 1, options)?;
     let client = app.connect_tcp(None, server_addr, options)?;
     let server = loop {

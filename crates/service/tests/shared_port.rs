@@ -14,7 +14,7 @@ use tidegate_service::attachment::Attachment;
 use tidegate_service::{Handle, ShareGroupId};
 use tidegate_stack::{TcpOptions, UdpOptions};
 
-const SHARED_TCP: fn() -> TcpOptions = || TcpOptions { reuse_port: true, ..TcpOptions::default() };
+const SHARED_TCP: fn() -> TcpOptions = || TcpOptions::default().reuse_port(true);
 
 /// Echo server with a listener and a UDP socket on one port.
 struct Server {
@@ -31,9 +31,9 @@ impl Server {
     /// Opens both sockets as members of a share group, or with `SO_REUSEPORT`.
     fn new(mut app: Attachment, local: SocketAddr, share_group: Option<ShareGroupId>) -> Self {
         let reuse_port = share_group.is_none();
-        let tcp = TcpOptions { reuse_port, ..TcpOptions::default() };
+        let tcp = TcpOptions::default().reuse_port(reuse_port);
         let listener = app.listen_in_group(local, 16, share_group, tcp).unwrap();
-        let udp = UdpOptions { reuse_port, ..UdpOptions::default() };
+        let udp = UdpOptions::default().reuse_port(reuse_port);
         let datagrams = app.bind_udp_in_group(local, share_group, udp).unwrap();
         Self { app, listener, datagrams, streams: Vec::new(), accepted: 0, answered: 0 }
     }

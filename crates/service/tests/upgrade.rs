@@ -321,7 +321,7 @@ fn shared_port_survives_upgrade() {
 /// Applications on one port are gathered on one core for the upgrade, and spread afterwards.
 fn check_shared_port((mut testbed, family): (UpgradeTestbed, [&str; 2])) {
     let to = address(1, family, 80);
-    let options = TcpOptions { reuse_port: true, ..TcpOptions::default() };
+    let options = TcpOptions::default().reuse_port(true);
     let listen = |mut app: Attachment| {
         let listener = app.listen(to, 8, options).unwrap();
         (app, listener)

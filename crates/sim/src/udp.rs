@@ -74,8 +74,7 @@ impl UdpService {
         let mut stack = Stack::new(config, 0)?;
         stack.set_neighbour(0, gateway, Some(GATEWAY_MAC), &mut arena);
         let bind = |reader: u32| {
-            let queue_packets = Some(socket_queue as usize);
-            let options = UdpOptions { queue_packets, ..UdpOptions::default() };
+            let options = UdpOptions::default().queue_packets(socket_queue as usize);
             let at = SocketAddr::new(address, FIRST_READER_PORT + reader as u16);
             let socket = Some(stack.udp_bind(at, options)?);
             Ok::<_, SetupError>(ReaderSocket { socket, current: None })

@@ -9,7 +9,7 @@ use tidegate_sim::{
 const MS: u64 = 1_000_000;
 
 fn gate(mode: Mode) -> Settings {
-    Settings::new(Config { mode, ..Config::default() }).unwrap()
+    Settings::new(Config::default().mode(mode)).unwrap()
 }
 
 fn load(pps: u64) -> OfferedLoad {
@@ -99,11 +99,11 @@ fn flood_starves_background_tasks_unless_the_cpu_share_is_limited() {
         let report = run(&setup);
         report.percent(report.background[0].spent_ns)
     };
-    let interrupt = background_percent(Config { mode: Mode::Interrupt, ..Config::default() });
+    let interrupt = background_percent(Config::default().mode(Mode::Interrupt));
     assert!(interrupt < 1.0, "{interrupt}");
-    let polled = Config { feedback: false, ..Config::default() };
+    let polled = Config::default().feedback(false);
     assert!(background_percent(polled.clone()) < 1.0);
-    let shared = background_percent(Config { cpu_share_percent: 40, ..polled });
+    let shared = background_percent(polled.cpu_share_percent(40));
     assert!(shared > 25.0, "{shared}");
 }
 

@@ -37,13 +37,11 @@ prop_compose! {
         seed in any::<u64>(),
     ) -> Setup {
         let mode = Mode::ALL[mode];
-        let config = Config {
-            mode,
-            feedback,
-            cpu_share_percent: if mode == Mode::Polled { share } else { 100 },
-            receive_quota: if quota == 0 { Quota::Unlimited } else { Quota::Packets(quota) },
-            ..Config::default()
-        };
+        let config = Config::default()
+            .mode(mode)
+            .feedback(feedback)
+            .cpu_share_percent(if mode == Mode::Polled { share } else { 100 })
+            .receive_quota(if quota == 0 { Quota::Unlimited } else { Quota::Packets(quota) });
         let shape = [ArrivalPattern::Constant, ArrivalPattern::Poisson, ArrivalPattern::Bursts(40)][usize::from(shape)];
         let all = [BackgroundTask::Compute, BackgroundTask::Send { period_ns: 50_000, cost_ns: 10_000 }];
         Setup {

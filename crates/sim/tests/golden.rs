@@ -14,7 +14,7 @@ const MS: u64 = 1_000_000;
 const LOADS_PERCENT: [u64; 10] = [10, 25, 50, 75, 100, 150, 200, 300, 500, 1000];
 
 fn settings(change: impl FnOnce(&mut Config)) -> Settings {
-    let mut config = Config { feedback: false, ..Config::default() };
+    let mut config = Config::default().feedback(false);
     change(&mut config);
     Settings::new(config).unwrap()
 }

@@ -14,7 +14,7 @@ fn refused(change: impl FnOnce(&mut Setup)) -> String {
 }
 
 fn mode(mode: Mode) -> Settings {
-    Settings::new(Config { mode, ..Config::default() }).unwrap()
+    Settings::new(Config::default().mode(mode)).unwrap()
 }
 
 fn udp(socket_queue: u32, placement: Placement) -> HostRole {

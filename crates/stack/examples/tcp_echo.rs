@@ -61,7 +61,7 @@ impl Hosts {
     }
 
     fn connect(&mut self, count: usize) -> Vec<TcpId> {
-        let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+        let options = TcpOptions::default().no_delay(true);
         let mut clients = Vec::new();
         let mut listener = None;
         for n in 0..count {

@@ -29,6 +29,8 @@ pub struct Route {
 
 /// Limits on the memory that a stack uses and on the rate of its replies.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use]
 pub struct Limits {
     /// Entries of the neighbour cache.
     pub neighbours: usize,
@@ -110,8 +112,135 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// Limits the entries of the neighbour cache.
+    pub fn neighbours(self, neighbours: usize) -> Self {
+        Self { neighbours, ..self }
+    }
+
+    /// Limits the frames queued for one unresolved neighbour.
+    pub fn unresolved_frames(self, unresolved_frames: usize) -> Self {
+        Self { unresolved_frames, ..self }
+    }
+
+    /// Limits the frames queued for all unresolved neighbours together.
+    pub fn unresolved_frames_total(self, unresolved_frames_total: usize) -> Self {
+        Self { unresolved_frames_total, ..self }
+    }
+
+    /// Limits the memory for incomplete packets in bytes.
+    pub fn fragment_bytes(self, fragment_bytes: usize) -> Self {
+        Self { fragment_bytes, ..self }
+    }
+
+    /// Limits the incomplete packets at one time.
+    pub fn fragment_packets(self, fragment_packets: usize) -> Self {
+        Self { fragment_packets, ..self }
+    }
+
+    /// Limits the fragments per packet.
+    pub fn fragments_per_packet(self, fragments_per_packet: usize) -> Self {
+        Self { fragments_per_packet, ..self }
+    }
+
+    /// Sets the reassembly timeout in nanoseconds.
+    pub fn fragment_timeout_ns(self, fragment_timeout_ns: u64) -> Self {
+        Self { fragment_timeout_ns, ..self }
+    }
+
+    /// Limits the ICMP errors per second, to all destinations together.
+    pub fn icmp_errors_pps(self, icmp_errors_pps: u32) -> Self {
+        Self { icmp_errors_pps, ..self }
+    }
+
+    /// Limits the ICMP errors per second to the destinations that share a hash bucket.
+    pub fn icmp_errors_per_destination_pps(self, icmp_errors_per_destination_pps: u32) -> Self {
+        Self { icmp_errors_per_destination_pps, ..self }
+    }
+
+    /// Limits the echo replies per second.
+    pub fn icmp_echo_pps(self, icmp_echo_pps: u32) -> Self {
+        Self { icmp_echo_pps, ..self }
+    }
+
+    /// Limits the destinations with a path MTU below that of the interface.
+    pub fn path_mtus(self, path_mtus: usize) -> Self {
+        Self { path_mtus, ..self }
+    }
+
+    /// Sets the lifetime of a reduced path MTU in nanoseconds.
+    pub fn path_mtu_timeout_ns(self, path_mtu_timeout_ns: u64) -> Self {
+        Self { path_mtu_timeout_ns, ..self }
+    }
+
+    /// Limits the frames in the transmit queue.
+    pub fn transmit_frames(self, transmit_frames: usize) -> Self {
+        Self { transmit_frames, ..self }
+    }
+
+    /// Limits the UDP sockets.
+    pub fn sockets(self, sockets: usize) -> Self {
+        Self { sockets, ..self }
+    }
+
+    /// Limits the TCP connections, in any state.
+    pub fn tcp_connections(self, tcp_connections: usize) -> Self {
+        Self { tcp_connections, ..self }
+    }
+
+    /// Limits the half-open connections of one listener.
+    pub fn tcp_half_open(self, tcp_half_open: usize) -> Self {
+        Self { tcp_half_open, ..self }
+    }
+
+    /// Limits the buffer memory of all TCP connections together, in bytes.
+    pub fn tcp_buffer_bytes(self, tcp_buffer_bytes: usize) -> Self {
+        Self { tcp_buffer_bytes, ..self }
+    }
+
+    /// Limits the connections in TIME-WAIT.
+    pub fn tcp_time_waits(self, tcp_time_waits: usize) -> Self {
+        Self { tcp_time_waits, ..self }
+    }
+
+    /// Sets the duration of TIME-WAIT in nanoseconds.
+    pub fn tcp_time_wait_ns(self, tcp_time_wait_ns: u64) -> Self {
+        Self { tcp_time_wait_ns, ..self }
+    }
+
+    /// Limits the resets per second in answer to segments that belong to no connection.
+    pub fn tcp_resets_pps(self, tcp_resets_pps: u32) -> Self {
+        Self { tcp_resets_pps, ..self }
+    }
+
+    /// Limits the datagrams in a socket's receive queue.
+    pub fn socket_queue_packets(self, socket_queue_packets: usize) -> Self {
+        Self { socket_queue_packets, ..self }
+    }
+
+    /// Limits the bytes in a socket's receive queue.
+    pub fn socket_queue_bytes(self, socket_queue_bytes: usize) -> Self {
+        Self { socket_queue_bytes, ..self }
+    }
+}
+
 /// Configuration of a stack.
+///
+/// # Examples
+/// ```
+/// use tidegate_stack::{Config, Limits};
+/// use tidegate_wire::MacAddr;
+///
+/// let seed = [7; 16]; // Use a secure random source.
+/// let config = Config::ethernet(MacAddr([2, 0, 0, 0, 0, 1]), seed)
+///     .addresses(vec!["192.0.2.1/24".parse()?, "2001:db8::1/64".parse()?])
+///     .limits(Limits::default().tcp_connections(10_000));
+/// # assert_eq!(config.mtu, 1500);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
+#[must_use]
 pub struct Config {
     /// Link layer of the frames.
     pub medium: Medium,
@@ -172,6 +301,76 @@ impl Config {
     /// Configuration of an interface without a link header, MTU 1500 bytes, no addresses.
     pub fn ip(seed: [u8; 16]) -> Self {
         Self { medium: Medium::Ip, ..Self::ethernet(MacAddr::UNSPECIFIED, seed) }
+    }
+
+    /// Sets the link layer of the frames.
+    pub fn medium(self, medium: Medium) -> Self {
+        Self { medium, ..self }
+    }
+
+    /// Sets the hardware address of the interface.
+    pub fn mac(self, mac: MacAddr) -> Self {
+        Self { mac, ..self }
+    }
+
+    /// Sets the largest IP packet in bytes, without the link header.
+    pub fn mtu(self, mtu: usize) -> Self {
+        Self { mtu, ..self }
+    }
+
+    /// Sets the VLAN identifier, 1 to 4094; `None` for untagged frames.
+    pub fn vlan(self, vlan: impl Into<Option<u16>>) -> Self {
+        Self { vlan: vlan.into(), ..self }
+    }
+
+    /// Sets the addresses of the interface.
+    pub fn addresses(self, addresses: Vec<IpCidr>) -> Self {
+        Self { addresses, ..self }
+    }
+
+    /// Sets the routes beyond the link.
+    pub fn routes(self, routes: Vec<Route>) -> Self {
+        Self { routes, ..self }
+    }
+
+    /// Sets the owner of the addresses.
+    pub fn ownership(self, ownership: AddressOwnership) -> Self {
+        Self { ownership, ..self }
+    }
+
+    /// Sets whether packets for other hosts are forwarded.
+    pub fn forwarding(self, forwarding: bool) -> Self {
+        Self { forwarding, ..self }
+    }
+
+    /// Sets whether the device completes transport checksums.
+    pub fn transmit_checksum(self, transmit_checksum: bool) -> Self {
+        Self { transmit_checksum, ..self }
+    }
+
+    /// Sets the largest TCP payload in bytes that the device segments; 0 without TSO.
+    pub fn max_tso_bytes(self, max_tso_bytes: usize) -> Self {
+        Self { max_tso_bytes, ..self }
+    }
+
+    /// Sets whether each IPv6 address is checked for uniqueness before use.
+    pub fn duplicate_address_detection(self, duplicate_address_detection: bool) -> Self {
+        Self { duplicate_address_detection, ..self }
+    }
+
+    /// Sets the hop limit of sent packets.
+    pub fn hop_limit(self, hop_limit: u8) -> Self {
+        Self { hop_limit, ..self }
+    }
+
+    /// Sets the resource limits.
+    pub fn limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// Sets the seed of every hash key and random number.
+    pub fn seed(self, seed: [u8; 16]) -> Self {
+        Self { seed, ..self }
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {

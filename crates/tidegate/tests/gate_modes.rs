@@ -15,7 +15,7 @@ fn config(device: MemDevice, host: u8) -> NetConfig {
         .address(format!("192.0.2.{host}/24").parse().unwrap())
         .address(format!("2001:db8::{host}/64").parse().unwrap())
         .frames(1024, FrameSize::K2)
-        .limits(Limits { socket_queue_packets: 64, ..Limits::default() })
+        .limits(Limits::default().socket_queue_packets(64))
         .hugepages(false)
         .seed([7; 16])
 }
@@ -24,7 +24,7 @@ fn config(device: MemDevice, host: u8) -> NetConfig {
 /// permitted.
 fn hosts(mode: Mode, own_thread: bool, change: impl FnOnce(&mut Config)) -> Option<(Net, Net)> {
     let (a, b) = wire(&MemConfig::default()).unwrap();
-    let mut gate = Config { mode, ..Config::default() };
+    let mut gate = Config::default().mode(mode);
     change(&mut gate);
     let server = config(b, 2).gate(Settings::new(gate).unwrap()).own_thread(own_thread);
     let server = match Net::open(server) {

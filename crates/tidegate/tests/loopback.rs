@@ -119,7 +119,7 @@ fn wakes_sleeping_receiver_in_every_mode() {
         (Mode::Polled, false),
         (Mode::Polled, true),
     ] {
-        let gate = Config { mode, ..Config::default() };
+        let gate = Config::default().mode(mode);
         let opened = two_hosts::try_open(FRAMES, |config| {
             config.gate(Settings::new(gate.clone()).unwrap()).own_thread(own_thread)
         });

@@ -22,7 +22,7 @@ fn config(device: tidegate::mem::MemDevice, host: u8) -> NetConfig {
         .address(format!("192.0.2.{host}/24").parse().unwrap())
         .address(format!("2001:db8::{host}/64").parse().unwrap())
         .frames(4096, FrameSize::K2)
-        .limits(Limits { socket_queue_packets: 2048, ..Limits::default() })
+        .limits(Limits::default().socket_queue_packets(2048))
         .hugepages(false)
         .seed([7; 16])
 }
@@ -31,7 +31,7 @@ fn config(device: tidegate::mem::MemDevice, host: u8) -> NetConfig {
 /// priorities are not permitted.
 fn hosts(mode: Mode) -> Option<(Net, Net)> {
     let (a, b) = wire(&MemConfig::default()).unwrap();
-    let gate = Settings::new(Config { mode, ..Config::default() }).unwrap();
+    let gate = Settings::new(Config::default().mode(mode)).unwrap();
     let server = match Net::open(config(b, 2).gate(gate).own_thread(true)) {
         Ok(server) => server,
         Err(OpenError::Io(error)) if error.kind() == ErrorKind::PermissionDenied => {
@@ -390,11 +390,8 @@ fn draining_readers_resume_receiving() {
     const PACKETS: u64 = 1000;
     // A small quota pauses receiving often: occasional wakeups by other timers would not
     // suffice.
-    let slow_feedback = Config {
-        feedback_timeout_us: 60_000_000,
-        receive_quota: Quota::Packets(4),
-        ..Config::default()
-    };
+    let slow_feedback =
+        Config::default().feedback_timeout_us(60_000_000).receive_quota(Quota::Packets(4));
     let small_queues = ReadersConfig::default().queue_packets(16);
     for [ip, to] in ADDRESSES {
         let (a, b) = wire(&MemConfig::default()).unwrap();

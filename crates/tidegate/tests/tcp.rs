@@ -150,7 +150,7 @@ fn reset_on_close_resets_the_peer() {
 #[test]
 fn readiness_reports_connections_data_and_space() {
     on_both_families(|hosts, to| {
-        let options = TcpOptions { receive_buffer_bytes: 4096, ..TcpOptions::default() };
+        let options = TcpOptions::default().receive_buffer_bytes(4096);
         let listener = TcpListener::bind_with(&hosts.b, to, 4, options).unwrap();
         listener.set_nonblocking(true).unwrap();
         assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -160,7 +160,7 @@ fn readiness_reports_connections_data_and_space() {
             poll.register(&listener, Token(1)).unwrap_err().kind(),
             ErrorKind::AlreadyExists
         );
-        let options = TcpOptions { send_buffer_bytes: 4096, ..TcpOptions::default() };
+        let options = TcpOptions::default().send_buffer_bytes(4096);
         let client = TcpStream::connect_nonblocking(&hosts.a, to, options).unwrap();
         client.set_nonblocking(true).unwrap();
         let mut client_poll = Poll::new(&hosts.a);

@@ -273,7 +273,7 @@ fn reports_space_to_writer_that_never_blocked() {
     on_both_families(|nets, to| {
         let [a, b] = &nets;
         let listener = TcpListener::bind(b, to).unwrap();
-        let small = TcpOptions { send_buffer_bytes: 9_000, ..TcpOptions::default() };
+        let small = TcpOptions::default().send_buffer_bytes(9_000);
         let client = TcpStream::connect_nonblocking(a, to, small).unwrap();
         let server = run_until(&nets, || {
             b.batch(|batch| batch.accept(&listener).ok().map(|(stream, _)| stream)).unwrap()

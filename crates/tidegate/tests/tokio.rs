@@ -130,11 +130,7 @@ fn many_tasks_on_one_listener() {
 #[test]
 fn full_connection_becomes_writable_when_peer_reads() {
     on_every_runtime(|[a, b], to| async move {
-        let small = TcpOptions {
-            send_buffer_bytes: 4096,
-            receive_buffer_bytes: 4096,
-            ..TcpOptions::default()
-        };
+        let small = TcpOptions::default().send_buffer_bytes(4096).receive_buffer_bytes(4096);
         let listener = TcpListener::bind_with(&b, to, 4, small).unwrap();
         let mut client = TcpStream::connect_with(&a, to, small).await.unwrap();
         let (mut server, _) = listener.accept().await.unwrap();

@@ -258,16 +258,14 @@ pub fn open(config: RouterConfig) -> Result<Forwarder, RouterError> {
     for (spec, routes) in config.interfaces.into_iter().zip(routes) {
         let device = open_device(spec.device, &spec.addresses, &config.gate, &mut arena)?;
         let capabilities = device.capabilities();
-        let stack = Config {
-            medium: capabilities.medium,
-            mtu: capabilities.mtu,
-            addresses: spec.addresses,
-            routes,
-            forwarding: true,
-            limits: config.limits.clone(),
-            transmit_checksum: capabilities.transmit_checksum,
-            ..Config::ethernet(MacAddr(capabilities.mac), seed)
-        };
+        let stack = Config::ethernet(MacAddr(capabilities.mac), seed)
+            .medium(capabilities.medium)
+            .mtu(capabilities.mtu)
+            .addresses(spec.addresses)
+            .routes(routes)
+            .forwarding(true)
+            .limits(config.limits.clone())
+            .transmit_checksum(capabilities.transmit_checksum);
         stacks.push(Stack::new(stack, clock.now_ns())?);
         devices.push(device);
     }

@@ -107,7 +107,7 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
     if echo.spin {
         return Err("--spin is for --io kernel: on Tidegate give --mode dedicated".into());
     }
-    let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+    let options = TcpOptions::default().no_delay(true);
     let server = common.open_stream_server("TCP echo", port, options)?;
     server.print_ready("echo")?;
     let StreamServer { net, listeners, stop, .. } = &server;

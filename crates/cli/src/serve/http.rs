@@ -85,11 +85,8 @@ impl HttpCommand {
         let json = common.json;
         // Reports an error of --root before the interface is touched.
         Service::new(root, || Value::Null).map_err(at_root)?;
-        let server = common.open_stream_server(
-            "HTTP",
-            port,
-            TcpOptions { no_delay: true, ..TcpOptions::default() },
-        )?;
+        let server =
+            common.open_stream_server("HTTP", port, TcpOptions::default().no_delay(true))?;
         let net = server.net.clone();
         let service = Arc::new(Service::new(root, move || status(&net)).map_err(at_root)?);
         server.print_ready("http")?;

@@ -102,41 +102,32 @@ pub fn policy(watch: &[WatchedPort], trusted: &[IpCidr]) -> Config {
     let matches = |base: Match| -> Vec<Match> {
         let ports = watch.iter().map(|watch| {
             let port = u32::from(watch.port);
-            Match {
-                port: Some(NumberRange { low: port, high: port }),
-                ..watch.protocol_match(base)
-            }
+            watch.protocol_match(base).port(NumberRange { low: port, high: port })
         });
         // A fragment does not show its port: one rule per protocol.
         let first = |tcp| watch.iter().find(move |watch| watch.is_tcp() == tcp);
         let fragments = [false, true].into_iter().filter_map(first);
-        let fragments = fragments
-            .map(|watch| Match { port: Some(NumberRange::NONE), ..watch.protocol_match(base) });
+        let fragments = fragments.map(|watch| watch.protocol_match(base).port(NumberRange::NONE));
         ports.chain(fragments).collect()
     };
-    let class = |name: &str, rules, rank, guaranteed_pps| Class {
-        name: name.into(),
-        rules,
-        rank,
-        guaranteed_pps,
-        ceiling_pps: None,
-        exempt: false,
+    let class = |name: &str, rules, rank, guaranteed_pps| {
+        Class::new(name).rules(rules).rank(rank).guaranteed_pps(guaranteed_pps)
     };
     let mut classes = Vec::new();
     if !trusted.is_empty() {
-        let from = |&source| matches(Match { source: Some(source), ..Match::default() });
+        let from = |&source| matches(Match::default().source(source));
         classes.push(class("trusted", trusted.iter().flat_map(from).collect(), 0, 0));
     }
-    classes.push(class("known", matches(Match { known: Some(true), ..Match::default() }), 1, 0));
+    classes.push(class("known", matches(Match::default().known(true)), 1, 0));
     classes.push(class("unknown", matches(Match::default()), 2, 100));
-    classes.push(Class { exempt: true, ..class("rest", Vec::new(), 0, 0) });
-    Config { classes, ..Config::default() }
+    classes.push(class("rest", Vec::new(), 0, 0).exempt(true));
+    Config::default().classes(classes)
 }
 
 impl WatchedPort {
     fn protocol_match(self, base: Match) -> Match {
         let protocol = if self.is_tcp() { ProtocolMatch::TCP } else { ProtocolMatch::UDP };
-        Match { protocol: Some(protocol), ..base }
+        base.protocol(protocol)
     }
 }
 

@@ -109,7 +109,7 @@ impl AdmissionTestbed {
     fn new(own: &str, peers: &[String], admission: admission::Config) -> Self {
         let (near, far) = wire(&MemConfig::default()).unwrap();
         // No core pauses receiving.
-        let gate = tidegate_gate::Config { feedback: false, ..Default::default() };
+        let gate = tidegate_gate::Config::default().feedback(false);
         let near = net(near, own).gate(Settings::new(gate).unwrap());
         let ShardedStacks { stacks, .. } = open_sharded(near.admission(admission), 2).unwrap();
         let (engines, claims): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
@@ -245,14 +245,7 @@ fn primary_core_admits_for_all_cores() {
         let guest = IpCidr::new(guest, if guest.is_ipv4() { 32 } else { 128 }).unwrap();
         config.classes.insert(
             0,
-            Class {
-                name: "guest".to_owned(),
-                rules: vec![Match { source: Some(guest), ..Match::default() }],
-                rank: 0,
-                guaranteed_pps: 0,
-                ceiling_pps: None,
-                exempt: true,
-            },
+            Class::new("guest").rules(vec![Match::default().source(guest)]).exempt(true),
         );
         let mut testbed = AdmissionTestbed::new(own, &peers, config);
         testbed.complete_handshake(&peers[0]);
@@ -355,12 +348,12 @@ fn several_cores_serve_a_shared_port() {
         let local = SocketAddr::new(address(own), 80);
         let any = SocketAddr::new(address(peer), 0);
         let (mut engines, claims): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
-        let options = TcpOptions { reuse_port: true, ..TcpOptions::default() };
+        let options = TcpOptions::default().reuse_port(true);
         let mut listeners = Vec::new();
         for core in 1..CORES {
             let (stack, _, _) = engines[core].parts();
             let listener = stack.tcp_listen(local, CLIENTS, options).unwrap();
-            let options = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+            let options = UdpOptions::default().reuse_port(true);
             let socket = stack.udp_bind(local, options).unwrap();
             let settle = |protocol| {
                 let sharing = PortSharing::ReusePort { owner: 0 };

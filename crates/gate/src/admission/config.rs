@@ -10,6 +10,8 @@ pub const MAX_RULES: usize = 32;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields, rename_all = "kebab-case"))]
+#[non_exhaustive]
+#[must_use]
 pub struct Class {
     /// Class name, 1 to 31 bytes.
     pub name: String,
@@ -32,11 +34,62 @@ pub struct Class {
     pub exempt: bool,
 }
 
+impl Class {
+    /// Class of every packet: rank 0, no rules, no guaranteed rate, no ceiling.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            rules: Vec::new(),
+            rank: 0,
+            guaranteed_pps: 0,
+            ceiling_pps: None,
+            exempt: false,
+        }
+    }
+
+    /// Sets the rules; a packet of the class matches at least one.
+    pub fn rules(self, rules: Vec<Match>) -> Self {
+        Self { rules, ..self }
+    }
+
+    /// Sets the precedence: rank 0 before rank 1.
+    pub fn rank(self, rank: u8) -> Self {
+        Self { rank, ..self }
+    }
+
+    /// Sets the packets per second that are admitted regardless of rank.
+    pub fn guaranteed_pps(self, guaranteed_pps: u64) -> Self {
+        Self { guaranteed_pps, ..self }
+    }
+
+    /// Sets the maximum packets per second under limits; `None` is unlimited.
+    pub fn ceiling_pps(self, ceiling_pps: impl Into<Option<u64>>) -> Self {
+        Self { ceiling_pps: ceiling_pps.into(), ..self }
+    }
+
+    /// Sets whether the class is exempt from admission control.
+    pub fn exempt(self, exempt: bool) -> Self {
+        Self { exempt, ..self }
+    }
+}
+
 /// Admission settings: section `[admission]` of a configuration file.
 /// [`super::Admission::new`] validates them.
+///
+/// # Examples
+/// ```
+/// use tidegate_gate::admission::{Class, Config, Match};
+///
+/// let office = Match::default().source("192.0.2.0/24".parse::<tidegate_wire::IpCidr>()?);
+/// let mut config = Config::default().known_sources(1024);
+/// config.classes.insert(0, Class::new("office").rules(vec![office]).guaranteed_pps(500));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields, rename_all = "kebab-case"))]
+#[non_exhaustive]
+#[must_use]
 pub struct Config {
     /// Classes in matching order. Packets that match none of them are in the additional
     /// class `others`, whose rank is last.
@@ -60,6 +113,41 @@ pub struct Config {
 impl Config {
     /// Recommended interval between two calls of [`super::Admission::on_period`].
     pub const PERIOD_NS: u64 = 5_000_000;
+
+    /// Sets the classes in matching order.
+    pub fn classes(self, classes: Vec<Class>) -> Self {
+        Self { classes, ..self }
+    }
+
+    /// Sets the number of sources that are remembered; at most 32,768.
+    pub fn known_sources(self, known_sources: u32) -> Self {
+        Self { known_sources, ..self }
+    }
+
+    /// Sets the length of a learning period, in milliseconds.
+    pub fn learning_period_ms(self, learning_period_ms: u64) -> Self {
+        Self { learning_period_ms, ..self }
+    }
+
+    /// Sets the lifetime of a known source, in seconds.
+    pub fn known_lifetime_s(self, known_lifetime_s: u64) -> Self {
+        Self { known_lifetime_s, ..self }
+    }
+
+    /// Sets the queue fill level at which packets are refused, in percent.
+    pub fn high_mark_percent(self, high_mark_percent: u32) -> Self {
+        Self { high_mark_percent, ..self }
+    }
+
+    /// Sets the queue fill level up to which the rate is raised, in percent.
+    pub fn low_mark_percent(self, low_mark_percent: u32) -> Self {
+        Self { low_mark_percent, ..self }
+    }
+
+    /// Sets the time without refused packets after which limits are lifted, in milliseconds.
+    pub fn calm_after_ms(self, calm_after_ms: u64) -> Self {
+        Self { calm_after_ms, ..self }
+    }
 }
 
 impl Default for Config {

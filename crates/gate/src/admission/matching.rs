@@ -113,6 +113,8 @@ impl FromStr for ProtocolMatch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields, rename_all = "kebab-case"))]
+#[non_exhaustive]
+#[must_use]
 pub struct Match {
     /// Protocol.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
@@ -136,6 +138,31 @@ pub struct Match {
 }
 
 impl Match {
+    /// Sets the protocol; `None` matches every protocol.
+    pub fn protocol(self, protocol: impl Into<Option<ProtocolMatch>>) -> Self {
+        Self { protocol: protocol.into(), ..self }
+    }
+
+    /// Sets the destination port range of UDP or TCP; `None` matches every packet.
+    pub fn port(self, port: impl Into<Option<NumberRange>>) -> Self {
+        Self { port: port.into(), ..self }
+    }
+
+    /// Sets the source network; `None` matches every source.
+    pub fn source(self, source: impl Into<Option<IpCidr>>) -> Self {
+        Self { source: source.into(), ..self }
+    }
+
+    /// Sets whether known sources match, or unknown sources; `None` matches both.
+    pub fn known(self, known: impl Into<Option<bool>>) -> Self {
+        Self { known: known.into(), ..self }
+    }
+
+    /// Sets the range of packet lengths in bytes, IP header included; `None` matches every length.
+    pub fn size(self, size: impl Into<Option<NumberRange>>) -> Self {
+        Self { size: size.into(), ..self }
+    }
+
     /// Returns true if `self` matches every packet that `other` matches.
     pub(super) fn covers(&self, other: &Self) -> bool {
         fn field<T: Copy>(own: Option<T>, other: Option<T>, holds: fn(T, T) -> bool) -> bool {

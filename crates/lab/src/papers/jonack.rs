@@ -83,7 +83,7 @@ fn measure(costs: PacketCosts, mechanism: Mechanism, pps: u64) -> Result<SimRepo
     };
     // The numbers of section 3 are the gate's defaults. The input queue and the round length are
     // those of Linux 2.6.11.
-    let config = Config { mode, input_queue: 300, round_us: 1000, ..Config::default() };
+    let config = Config::default().mode(mode).input_queue(300).round_us(1000);
     let period_ns = (1e9 / FLOW_PPS).round() as u64;
     let setup = Setup {
         gate: gate_settings(config)?,

@@ -127,20 +127,18 @@ enum Kernel {
 
 impl Kernel {
     fn config(self) -> Config {
-        let polled = |quota, feedback| Config {
-            mode: Mode::Polled,
-            receive_quota: quota,
-            transmit_quota: quota,
-            feedback,
-            ..Config::default()
+        let polled = |quota, feedback| {
+            Config::default()
+                .mode(Mode::Polled)
+                .receive_quota(quota)
+                .transmit_quota(quota)
+                .feedback(feedback)
         };
         match self {
-            Self::Unmodified => Config { mode: Mode::Interrupt, ..Config::default() },
+            Self::Unmodified => Config::default().mode(Mode::Interrupt),
             Self::Polled(quota) => polled(quota, false),
             Self::Feedback(quota) => polled(quota, true),
-            Self::Share(percent) => {
-                Config { cpu_share_percent: percent, ..polled(Quota::Packets(5), false) }
-            }
+            Self::Share(percent) => polled(Quota::Packets(5), false).cpu_share_percent(percent),
         }
     }
 }

@@ -15,6 +15,7 @@ pub use super::ring_matrix::BURST_PACKETS;
 
 /// Reason for a rejected packet; returns the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PushError<T> {
     /// A limit is reached, or the structure is full.
     Full(T),

@@ -172,11 +172,12 @@ fn keepalive(fd: i32) -> Option<Keepalive> {
     }
     let defaults = Keepalive::default();
     let ms = |seconds: Option<u32>, other: u32| seconds.map_or(other, |s| s.saturating_mul(1_000));
-    Some(Keepalive {
-        idle_ms: ms(tcp(libc::TCP_KEEPIDLE), defaults.idle_ms),
-        interval_ms: ms(tcp(libc::TCP_KEEPINTVL), defaults.interval_ms),
-        probes: tcp(libc::TCP_KEEPCNT).and_then(|n| n.try_into().ok()).unwrap_or(defaults.probes),
-    })
+    let probes = tcp(libc::TCP_KEEPCNT).and_then(|n| n.try_into().ok());
+    let keepalive = defaults
+        .idle_ms(ms(tcp(libc::TCP_KEEPIDLE), defaults.idle_ms))
+        .interval_ms(ms(tcp(libc::TCP_KEEPINTVL), defaults.interval_ms))
+        .probes(probes.unwrap_or(defaults.probes));
+    Some(keepalive)
 }
 
 fn congestion_control(fd: i32) -> CongestionControl {
@@ -200,34 +201,30 @@ pub(crate) fn is_dual_stack(fd: i32, is_v6: bool) -> bool {
 pub(crate) fn tcp_options(fd: i32, is_v6: bool) -> TcpOptions {
     let defaults = TcpOptions::default();
     let is_on = |level, name| get_int(fd, level, name).is_some_and(|value| value != 0);
+    let buffer_bytes =
+        |name, default| chosen_buffer_bytes(fd, Protocol::Tcp, name).unwrap_or(default);
     let user_timeout = get_int(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
-    TcpOptions {
-        send_buffer_bytes: chosen_buffer_bytes(fd, Protocol::Tcp, libc::SO_SNDBUF)
-            .unwrap_or(defaults.send_buffer_bytes),
-        receive_buffer_bytes: chosen_buffer_bytes(fd, Protocol::Tcp, libc::SO_RCVBUF)
-            .unwrap_or(defaults.receive_buffer_bytes),
-        no_delay: is_on(libc::IPPROTO_TCP, libc::TCP_NODELAY),
-        dual_stack: is_dual_stack(fd, is_v6),
-        reuse_port: is_on(libc::SOL_SOCKET, libc::SO_REUSEPORT),
-        congestion_control: congestion_control(fd),
-        hop_limit: hop_limit(fd, is_v6),
-        traffic_class: traffic_class(fd, is_v6),
-        keepalive: keepalive(fd),
-        user_timeout_ms: user_timeout.and_then(|ms| u32::try_from(ms).ok()).filter(|&ms| ms > 0),
-        ..defaults
-    }
+    defaults
+        .send_buffer_bytes(buffer_bytes(libc::SO_SNDBUF, defaults.send_buffer_bytes))
+        .receive_buffer_bytes(buffer_bytes(libc::SO_RCVBUF, defaults.receive_buffer_bytes))
+        .no_delay(is_on(libc::IPPROTO_TCP, libc::TCP_NODELAY))
+        .dual_stack(is_dual_stack(fd, is_v6))
+        .reuse_port(is_on(libc::SOL_SOCKET, libc::SO_REUSEPORT))
+        .congestion_control(congestion_control(fd))
+        .hop_limit(hop_limit(fd, is_v6))
+        .traffic_class(traffic_class(fd, is_v6))
+        .keepalive(keepalive(fd))
+        .user_timeout_ms(user_timeout.and_then(|ms| u32::try_from(ms).ok()).filter(|&ms| ms > 0))
 }
 
 /// Tidegate options of a kernel UDP socket.
 pub(crate) fn udp_options(fd: i32, is_v6: bool) -> UdpOptions {
-    UdpOptions {
-        dual_stack: is_dual_stack(fd, is_v6),
-        reuse_address: get_int(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR) == Some(1),
-        reuse_port: get_int(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) == Some(1),
-        hop_limit: hop_limit(fd, is_v6),
-        traffic_class: traffic_class(fd, is_v6),
-        ..UdpOptions::default()
-    }
+    UdpOptions::default()
+        .dual_stack(is_dual_stack(fd, is_v6))
+        .reuse_address(get_int(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR) == Some(1))
+        .reuse_port(get_int(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) == Some(1))
+        .hop_limit(hop_limit(fd, is_v6))
+        .traffic_class(traffic_class(fd, is_v6))
 }
 
 /// Options that accepted connections inherit from a listener, if they differ from the defaults

@@ -233,40 +233,15 @@ impl Command {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidegate_stack::{CongestionControl, Keepalive};
 
     use super::*;
+    use crate::ipc::encoding::tests::{changed_tcp_options, changed_udp_options};
 
     fn commands() -> Vec<Command> {
         let socket = Handle { slot: 7, generation: 0xffff_fffe };
         let plain = TcpOptions::default();
-        let odd = TcpOptions {
-            send_buffer_bytes: 1,
-            receive_buffer_bytes: u32::MAX,
-            receive_low_water_bytes: 3,
-            no_delay: true,
-            ecn: true,
-            dual_stack: true,
-            reuse_port: true,
-            owner: 0,
-            congestion_control: CongestionControl::NewReno,
-            hop_limit: Some(255),
-            traffic_class: 0xfc,
-            keepalive: Some(Keepalive { idle_ms: 1, interval_ms: u32::MAX, probes: 9 }),
-            user_timeout_ms: Some(0),
-        };
-        let odd_datagrams = UdpOptions {
-            dual_stack: true,
-            reuse_address: true,
-            reuse_port: true,
-            owner: 0,
-            dont_fragment: true,
-            report_errors: true,
-            hop_limit: Some(0),
-            traffic_class: 0xff,
-            queue_packets: None,
-            queue_bytes: None,
-        };
+        let odd = changed_tcp_options();
+        let odd_datagrams = changed_udp_options();
         let share_group = ShareGroupId::from_word(u64::MAX);
         let v4 = "192.0.2.1:65535".parse().unwrap();
         let v6: SocketAddr = "[fe80::1%3]:1".parse().unwrap();

@@ -108,48 +108,44 @@ pub(super) fn udp_options_to_word(options: &UdpOptions) -> u64 {
         | u64::from(options.traffic_class) << 16
 }
 
-/// Decodes UDP options. Every word is valid.
+/// Decodes UDP options; fields that are not encoded keep their defaults. Every word is valid.
 pub(super) fn udp_options_from_word(word: u64) -> UdpOptions {
     let has = |bit| word & bit != 0;
-    UdpOptions {
-        dual_stack: has(UDP_DUAL_STACK),
-        reuse_address: has(UDP_REUSE_ADDRESS),
-        reuse_port: has(UDP_REUSE_PORT),
-        owner: 0,
-        dont_fragment: has(UDP_DONT_FRAGMENT),
-        report_errors: has(UDP_REPORT_ERRORS),
-        hop_limit: has(UDP_HOP_LIMIT).then_some((word >> 8) as u8),
-        traffic_class: (word >> 16) as u8,
-        queue_packets: None,
-        queue_bytes: None,
-    }
+    UdpOptions::default()
+        .dual_stack(has(UDP_DUAL_STACK))
+        .reuse_address(has(UDP_REUSE_ADDRESS))
+        .reuse_port(has(UDP_REUSE_PORT))
+        .dont_fragment(has(UDP_DONT_FRAGMENT))
+        .report_errors(has(UDP_REPORT_ERRORS))
+        .hop_limit(has(UDP_HOP_LIMIT).then_some((word >> 8) as u8))
+        .traffic_class((word >> 16) as u8)
 }
 
-/// Decodes TCP options. All words are valid.
+/// Decodes TCP options; fields that are not encoded keep their defaults. All words are valid.
 pub(super) fn tcp_options_from_words(words: [u64; TCP_OPTIONS_WORDS]) -> TcpOptions {
     let [head, buffers, keepalive_times, user_timeout] = words;
     let has = |bit| head & bit != 0;
     let (send_buffer_bytes, receive_buffer_bytes) = halves(buffers);
     let (idle_ms, interval_ms) = halves(keepalive_times);
-    let keepalive = Keepalive { idle_ms, interval_ms, probes: (head >> 24) as u8 };
-    TcpOptions {
-        send_buffer_bytes,
-        receive_buffer_bytes,
-        receive_low_water_bytes: (head >> 32) as u32,
-        no_delay: has(NO_DELAY),
-        ecn: has(ECN),
-        dual_stack: has(DUAL_STACK),
-        reuse_port: has(REUSE_PORT),
-        owner: 0,
-        congestion_control: match has(NEW_RENO) {
-            true => CongestionControl::NewReno,
-            false => CongestionControl::Cubic,
-        },
-        hop_limit: has(HOP_LIMIT).then_some((head >> 8) as u8),
-        traffic_class: (head >> 16) as u8,
-        keepalive: has(KEEPALIVE).then_some(keepalive),
-        user_timeout_ms: has(USER_TIMEOUT).then_some(user_timeout as u32),
-    }
+    let keepalive =
+        Keepalive::default().idle_ms(idle_ms).interval_ms(interval_ms).probes((head >> 24) as u8);
+    let congestion_control = match has(NEW_RENO) {
+        true => CongestionControl::NewReno,
+        false => CongestionControl::Cubic,
+    };
+    TcpOptions::default()
+        .send_buffer_bytes(send_buffer_bytes)
+        .receive_buffer_bytes(receive_buffer_bytes)
+        .receive_low_water_bytes((head >> 32) as u32)
+        .no_delay(has(NO_DELAY))
+        .ecn(has(ECN))
+        .dual_stack(has(DUAL_STACK))
+        .reuse_port(has(REUSE_PORT))
+        .congestion_control(congestion_control)
+        .hop_limit(has(HOP_LIMIT).then_some((head >> 8) as u8))
+        .traffic_class((head >> 16) as u8)
+        .keepalive(has(KEEPALIVE).then_some(keepalive))
+        .user_timeout_ms(has(USER_TIMEOUT).then_some(user_timeout as u32))
 }
 
 /// Words of a connection's state.
@@ -213,4 +209,74 @@ pub(super) fn tcp_info_from_words(words: [u64; TCP_INFO_WORDS]) -> Option<TcpInf
         timestamps: head & INFO_TIMESTAMPS != 0,
         ecn: head & INFO_ECN != 0,
     })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde::Serialize;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// TCP options of which each encoded field differs from its default.
+    pub(in crate::ipc) fn changed_tcp_options() -> TcpOptions {
+        TcpOptions::default()
+            .send_buffer_bytes(1)
+            .receive_buffer_bytes(u32::MAX)
+            .receive_low_water_bytes(3)
+            .no_delay(true)
+            .ecn(true)
+            .dual_stack(true)
+            .reuse_port(true)
+            .congestion_control(CongestionControl::NewReno)
+            .hop_limit(255)
+            .traffic_class(0xfc)
+            .keepalive(changed_keepalive())
+            .user_timeout_ms(0)
+    }
+
+    fn changed_keepalive() -> Keepalive {
+        Keepalive::default().idle_ms(1).interval_ms(u32::MAX).probes(200)
+    }
+
+    /// UDP options of which each encoded field differs from its default.
+    pub(in crate::ipc) fn changed_udp_options() -> UdpOptions {
+        UdpOptions::default()
+            .dual_stack(true)
+            .reuse_address(true)
+            .reuse_port(true)
+            .dont_fragment(true)
+            .report_errors(true)
+            .hop_limit(0)
+            .traffic_class(0xff)
+    }
+
+    /// Names of the fields that are equal in both values.
+    fn equal_fields<T: Serialize>(a: &T, b: &T) -> Vec<String> {
+        let fields = |value: &T| match serde_json::to_value(value).unwrap() {
+            Value::Object(fields) => fields,
+            other => panic!("not a struct: {other}"),
+        };
+        let b = fields(b);
+        fields(a)
+            .into_iter()
+            .filter(|(name, value)| b[name] == *value)
+            .map(|(name, _)| name)
+            .collect()
+    }
+
+    /// A new field of the options is either encoded or listed here. The compiler does not notice
+    /// a forgotten field: only the crate that defines the options can name all of them.
+    #[test]
+    fn encodes_every_option_that_the_daemon_does_not_set() {
+        let tcp = changed_tcp_options();
+        assert_eq!(equal_fields(&tcp, &TcpOptions::default()), ["owner"]);
+        assert!(equal_fields(&changed_keepalive(), &Keepalive::default()).is_empty());
+        assert_eq!(tcp_options_from_words(tcp_options_to_words(&tcp)), tcp);
+
+        let udp = changed_udp_options();
+        let set_by_daemon = ["owner", "queue_bytes", "queue_packets"];
+        assert_eq!(equal_fields(&udp, &UdpOptions::default()), set_by_daemon);
+        assert_eq!(udp_options_from_word(udp_options_to_word(&udp)), udp);
+    }
 }

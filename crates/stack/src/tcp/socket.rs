@@ -84,6 +84,8 @@ pub enum TcpState {
 /// Keep-alive parameters: when to probe a silent peer (RFC 9293 section 3.8.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+#[must_use]
 pub struct Keepalive {
     /// Silence of the peer before the first probe, in milliseconds.
     pub idle_ms: u32,
@@ -100,9 +102,37 @@ impl Default for Keepalive {
     }
 }
 
+impl Keepalive {
+    /// Sets the silence of the peer before the first probe, in milliseconds.
+    pub fn idle_ms(self, idle_ms: u32) -> Self {
+        Self { idle_ms, ..self }
+    }
+
+    /// Sets the time to wait for the answer to each probe, in milliseconds.
+    pub fn interval_ms(self, interval_ms: u32) -> Self {
+        Self { interval_ms, ..self }
+    }
+
+    /// Sets the unanswered probes before the connection is aborted.
+    pub fn probes(self, probes: u8) -> Self {
+        Self { probes, ..self }
+    }
+}
+
 /// Options of a connection. Connections inherit the options of their listener.
+///
+/// # Examples
+/// ```
+/// use tidegate_stack::{Keepalive, TcpOptions};
+///
+/// let keepalive = Keepalive::default().idle_ms(60_000).probes(3);
+/// let options = TcpOptions::default().no_delay(true).keepalive(keepalive);
+/// assert_eq!(options.keepalive.unwrap().interval_ms, 75_000);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+#[must_use]
 pub struct TcpOptions {
     /// Send buffer: limit of data written but not acknowledged, in bytes.
     pub send_buffer_bytes: u32,
@@ -160,6 +190,71 @@ impl Default for TcpOptions {
 const MIN_BUFFER_BYTES: u32 = 2048;
 
 impl TcpOptions {
+    /// Sets the limit of data written but not acknowledged, in bytes.
+    pub fn send_buffer_bytes(self, send_buffer_bytes: u32) -> Self {
+        Self { send_buffer_bytes, ..self }
+    }
+
+    /// Sets the limit of data received but not read, in bytes.
+    pub fn receive_buffer_bytes(self, receive_buffer_bytes: u32) -> Self {
+        Self { receive_buffer_bytes, ..self }
+    }
+
+    /// Sets the unread bytes before the application is notified again.
+    pub fn receive_low_water_bytes(self, receive_low_water_bytes: u32) -> Self {
+        Self { receive_low_water_bytes, ..self }
+    }
+
+    /// Sets whether small segments are sent at once.
+    pub fn no_delay(self, no_delay: bool) -> Self {
+        Self { no_delay, ..self }
+    }
+
+    /// Sets whether explicit congestion notification is offered.
+    pub fn ecn(self, ecn: bool) -> Self {
+        Self { ecn, ..self }
+    }
+
+    /// Sets whether a listener on the unspecified IPv6 address also accepts IPv4.
+    pub fn dual_stack(self, dual_stack: bool) -> Self {
+        Self { dual_stack, ..self }
+    }
+
+    /// Sets whether several listeners share the address.
+    pub fn reuse_port(self, reuse_port: bool) -> Self {
+        Self { reuse_port, ..self }
+    }
+
+    /// Sets the owner of the socket.
+    pub fn owner(self, owner: u64) -> Self {
+        Self { owner, ..self }
+    }
+
+    /// Sets the congestion control algorithm.
+    pub fn congestion_control(self, congestion_control: CongestionControl) -> Self {
+        Self { congestion_control, ..self }
+    }
+
+    /// Sets the hop limit of packets sent; `None` for the default of the interface.
+    pub fn hop_limit(self, hop_limit: impl Into<Option<u8>>) -> Self {
+        Self { hop_limit: hop_limit.into(), ..self }
+    }
+
+    /// Sets the traffic class byte.
+    pub fn traffic_class(self, traffic_class: u8) -> Self {
+        Self { traffic_class, ..self }
+    }
+
+    /// Sets the keep-alive parameters; `None` disables keep-alive.
+    pub fn keepalive(self, keepalive: impl Into<Option<Keepalive>>) -> Self {
+        Self { keepalive: keepalive.into(), ..self }
+    }
+
+    /// Sets the user time-out in milliseconds; `None` for about 15 minutes.
+    pub fn user_timeout_ms(self, user_timeout_ms: impl Into<Option<u32>>) -> Self {
+        Self { user_timeout_ms: user_timeout_ms.into(), ..self }
+    }
+
     /// Window shift needed to offer the whole receive buffer (RFC 7323 section 2.3).
     pub(crate) fn window_shift(&self) -> u8 {
         let bits = 32 - (self.receive_buffer_bytes >> 16).leading_zeros();
@@ -168,7 +263,6 @@ impl TcpOptions {
 
     /// Clamps the buffer sizes to those that a connection can work with: windows end at 2^30
     /// bytes (RFC 7323 section 2.3).
-    #[must_use]
     pub fn within_limits(self) -> Self {
         Self {
             send_buffer_bytes: self.send_buffer_bytes.clamp(MIN_BUFFER_BYTES, 1 << 30),

@@ -15,8 +15,18 @@ use crate::fast_path::family::{V4, V6};
 use crate::{Event, Limits, SocketError};
 
 /// Options of a UDP socket.
+///
+/// # Examples
+/// ```
+/// use tidegate_stack::UdpOptions;
+///
+/// let options = UdpOptions::default().reuse_port(true).queue_packets(512);
+/// assert_eq!(options.hop_limit, None);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+#[must_use]
 pub struct UdpOptions {
     /// A socket bound to the unspecified IPv6 address also receives IPv4. Its IPv4 peers have
     /// IPv4-mapped addresses (RFC 4291 section 2.5.5.2).
@@ -48,6 +58,56 @@ pub struct UdpOptions {
 }
 
 impl UdpOptions {
+    /// Sets whether a socket on the unspecified IPv6 address also receives IPv4.
+    pub fn dual_stack(self, dual_stack: bool) -> Self {
+        Self { dual_stack, ..self }
+    }
+
+    /// Sets whether the port is shared with other sockets that set this option.
+    pub fn reuse_address(self, reuse_address: bool) -> Self {
+        Self { reuse_address, ..self }
+    }
+
+    /// Sets whether sockets of one owner share address and port.
+    pub fn reuse_port(self, reuse_port: bool) -> Self {
+        Self { reuse_port, ..self }
+    }
+
+    /// Sets the owner of the socket.
+    pub fn owner(self, owner: u64) -> Self {
+        Self { owner, ..self }
+    }
+
+    /// Sets whether datagrams are never fragmented.
+    pub fn dont_fragment(self, dont_fragment: bool) -> Self {
+        Self { dont_fragment, ..self }
+    }
+
+    /// Sets whether an unconnected socket reports ICMP errors too.
+    pub fn report_errors(self, report_errors: bool) -> Self {
+        Self { report_errors, ..self }
+    }
+
+    /// Sets the hop limit of sent packets; `None` selects that of the interface.
+    pub fn hop_limit(self, hop_limit: impl Into<Option<u8>>) -> Self {
+        Self { hop_limit: hop_limit.into(), ..self }
+    }
+
+    /// Sets the traffic class byte.
+    pub fn traffic_class(self, traffic_class: u8) -> Self {
+        Self { traffic_class, ..self }
+    }
+
+    /// Sets the receive queue limit in datagrams; `None` selects that of [`Limits`].
+    pub fn queue_packets(self, queue_packets: impl Into<Option<usize>>) -> Self {
+        Self { queue_packets: queue_packets.into(), ..self }
+    }
+
+    /// Sets the receive queue limit in payload bytes; `None` selects that of [`Limits`].
+    pub fn queue_bytes(self, queue_bytes: impl Into<Option<usize>>) -> Self {
+        Self { queue_bytes: queue_bytes.into(), ..self }
+    }
+
     pub(crate) fn with_defaults(self, limits: &Limits) -> Self {
         Self {
             queue_packets: self.queue_packets.or(Some(limits.socket_queue_packets)),

@@ -95,7 +95,7 @@ fn reports_errors_to_unconnected_socket_only_on_request() {
     for_each_family(|family| {
         for report_errors in [false, true] {
             let mut host = TestHost::with_neighbour(2);
-            let options = UdpOptions { report_errors, ..UdpOptions::default() };
+            let options = UdpOptions::default().report_errors(report_errors);
             let socket = host.stack.udp_bind(at(family.unspecified(), 4000), options).unwrap();
             host.send(socket, Some(at(family.host(2), 53)), b"x");
             let sent = host.sent_one();
@@ -114,7 +114,7 @@ fn reports_exceeded_hop_limit_only_on_request() {
     for_each_family(|family| {
         for report_errors in [false, true] {
             let mut host = TestHost::with_neighbour(2);
-            let options = UdpOptions { report_errors, ..UdpOptions::default() };
+            let options = UdpOptions::default().report_errors(report_errors);
             let socket = host.stack.udp_bind(at(family.unspecified(), 4000), options).unwrap();
             let remote = at(family.host(2), 53);
             host.stack.udp_connect(socket, remote).unwrap();

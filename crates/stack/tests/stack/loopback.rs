@@ -72,8 +72,8 @@ fn large_payload() -> Vec<u8> {
 /// Runs a test on host 1 of every kind: a device that completes checksums, a device that does
 /// not, and a tunnel link.
 fn for_each_host_kind(test: impl Fn(TestHost)) {
-    let tunnel = Config { medium: Medium::Ip, ..config(1) };
-    for config in [config(1), Config { transmit_checksum: true, ..config(1) }, tunnel] {
+    let tunnel = config(1).medium(Medium::Ip);
+    for config in [config(1), config(1).transmit_checksum(true), tunnel] {
         test(TestHost::quiet(config));
     }
 }
@@ -278,7 +278,7 @@ fn delivers_loopback_replies_one_per_turn() {
 #[test]
 fn refuses_loopback_on_a_shared_address() {
     for_each_family(|family| {
-        let shared = Config { ownership: AddressOwnership::Shared, ..config(1) };
+        let shared = config(1).ownership(AddressOwnership::Shared);
         let mut host = TestHost::quiet(shared);
         let socket = host.bind(at(family, PORT));
         let TestHost { stack, arena, now_ns } = &mut host;

@@ -28,7 +28,7 @@ pub fn new_id<T: Copy + PartialEq>(moved: &[(T, T)], old: T) -> Option<T> {
 /// Second stack for the host, with the same clock and an arena of its own.
 pub fn second_stack(host: &TestHost, config: Config) -> TestHost {
     // Two stacks have different seeds in production too.
-    let config = Config { seed: [host.now_ns as u8 ^ 0x3c; 16], ..config };
+    let config = config.seed([host.now_ns as u8 ^ 0x3c; 16]);
     let mut stack = Stack::new(config, host.now_ns).unwrap();
     stack.set_tcp_secrets(host.stack.tcp_secrets());
     TestHost { stack, arena: fresh_arena(), now_ns: host.now_ns }
@@ -560,7 +560,7 @@ fn unsent_data_is_sent_by_the_new_stack() {
 #[test]
 fn timestamps_do_not_go_back_after_migration() {
     for_each_family(|family| {
-        let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+        let options = TcpOptions::default().no_delay(true);
         let mut hosts = Hosts::with_options(family, options, [config(1), config(2)]);
         let (client, _) = hosts.establish_connection();
         let mut other = second_stack(&hosts.pair.a, config(1));
@@ -605,7 +605,7 @@ fn closed_connection_frees_its_four_tuple() {
 #[test]
 fn listeners_sharing_a_port_keep_their_own_queues() {
     for_each_family(|family| {
-        let options = TcpOptions { reuse_port: true, ..TcpOptions::default() };
+        let options = TcpOptions::default().reuse_port(true);
         let mut hosts = Hosts::with_options(family, options, [config(1), config(2)]);
         let at = SocketAddr::new(family.unspecified(), PORT);
         let staying = hosts.pair.b.stack.tcp_listen(at, 4, options).unwrap();

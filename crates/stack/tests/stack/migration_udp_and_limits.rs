@@ -86,7 +86,7 @@ fn migrates_queued_datagrams_with_their_metadata() {
 fn migrates_full_queue() {
     for_each_family(|family| {
         let mut host = TestHost::with_neighbour(2);
-        let options = UdpOptions { queue_packets: Some(2), ..UdpOptions::default() };
+        let options = UdpOptions::default().queue_packets(2);
         let socket = bind(&mut host, at(family.unspecified(), 53), options);
         for payload in [b"one", b"two"] {
             host.feed(&udp_frame(family, (4000, 53), payload));
@@ -111,7 +111,7 @@ fn migrates_full_queue() {
 fn migrated_sockets_keep_addresses_peers_options_and_errors() {
     for_each_family(|family| {
         let mut host = TestHost::with_neighbour(2);
-        let options = UdpOptions { reuse_address: true, traffic_class: 8, ..UdpOptions::default() };
+        let options = UdpOptions::default().reuse_address(true).traffic_class(8);
         let bound = bind(&mut host, at(family.host(1), 53), options);
         let peer = at(family.host(2), 4000);
         let connected = bind(&mut host, at(family.unspecified(), 0), UdpOptions::default());
@@ -164,7 +164,7 @@ fn migrated_sockets_keep_addresses_peers_options_and_errors() {
 #[test]
 fn migrated_dual_stack_socket_keeps_mapped_addresses() {
     let mut host = TestHost::with_neighbour(2);
-    let dual = UdpOptions { dual_stack: true, ..UdpOptions::default() };
+    let dual = UdpOptions::default().dual_stack(true);
     let socket = bind(&mut host, at(Family::V6.unspecified(), 53), dual);
     host.feed(&udp_frame(Family::V4, (4000, 53), b"four"));
     host.feed(&udp_frame(Family::V6, (4000, 53), b"six"));
@@ -189,7 +189,7 @@ fn counters_balance_for_copies_to_a_group() {
             Family::V6 => "ff05::1234".parse().unwrap(),
         };
         host.stack.join_group(host.now_ns, group).unwrap();
-        let reuse = UdpOptions { reuse_address: true, ..UdpOptions::default() };
+        let reuse = UdpOptions::default().reuse_address(true);
         let sockets = [family.unspecified(), group].map(|ip| bind(&mut host, at(ip, 53), reuse));
         let packet = udp_packet(family.host(2), group, (4000, 53), b"to all");
         let to = match group {
@@ -216,7 +216,7 @@ fn counters_balance_for_copies_to_a_group() {
 fn migration_preserves_bind_order() {
     for_each_family(|family| {
         let mut host = TestHost::with_neighbour(2);
-        let reuse = UdpOptions { reuse_address: true, ..UdpOptions::default() };
+        let reuse = UdpOptions::default().reuse_address(true);
         let sockets = [(); 3].map(|()| bind(&mut host, at(family.unspecified(), 53), reuse));
         let [first, second, last] = sockets;
         let moved = migrate_all(&mut host, config(1), &[last, first, second]);
@@ -300,7 +300,7 @@ fn rejected_migration(
     let mut other = second_stack(host, config.clone());
     if !shared {
         let seed = [99; 16];
-        other.stack = Stack::new(Config { seed, ..config }, other.now_ns).unwrap();
+        other.stack = Stack::new(config.seed(seed), other.now_ns).unwrap();
     }
     occupy(&mut other);
     other.events();
@@ -366,7 +366,7 @@ fn returns_sockets_of_a_rejected_migration() {
         };
         assert_eq!(rejected_migration(family, config(2), true, connected), in_use(53)(us));
         let listening = |other: &mut TestHost| {
-            let options = TcpOptions { reuse_port: true, ..TcpOptions::default() };
+            let options = TcpOptions::default().reuse_port(true);
             other.stack.tcp_listen(at(any, 80), 1, options).unwrap();
         };
         assert_eq!(rejected_migration(family, config(2), true, listening), in_use(80)(any));
@@ -429,7 +429,7 @@ fn rejects_listener_over_the_limit_and_duplicate_addresses() {
             other.stack.insert_sockets(other.now_ns, &mut other.arena, extracted).unwrap_err();
         assert_eq!(rejection.reason, MigrationError::AddressInUse(from));
         // Sockets that share a port cannot share a peer.
-        let reuse = UdpOptions { reuse_address: true, ..UdpOptions::default() };
+        let reuse = UdpOptions::default().reuse_address(true);
         let sockets = [&mut hosts.pair.b, &mut other].map(|host| {
             let socket = bind(host, at(family.unspecified(), 53), reuse);
             host.stack.udp_connect(socket, to).unwrap();

@@ -65,7 +65,7 @@ fn fragments_for_smaller_path_mtu_until_it_expires() {
 #[test]
 fn reports_size_limit_to_dont_fragment_socket() {
     for_each_family(|family| {
-        let options = UdpOptions { dont_fragment: true, ..UdpOptions::default() };
+        let options = UdpOptions::default().dont_fragment(true);
         let (mut host, socket, sent) = host_after_sending(family, options, 1400);
         let remote = at(family.host(2), 53);
         host.stack.udp_connect(socket, remote).unwrap();

@@ -133,7 +133,7 @@ fn run(ownership: AddressOwnership, bare: bool, steps: &[Step]) {
         settings.medium = tidegate_wire::Medium::Ip;
     }
     let mut host = TestHost::new(settings);
-    let options = UdpOptions { report_errors: true, ..UdpOptions::default() };
+    let options = UdpOptions::default().report_errors(true);
     let sockets = [Family::V4, Family::V6].map(|family| {
         host.stack.udp_bind(SocketAddr::new(family.unspecified(), 53), options).unwrap()
     });

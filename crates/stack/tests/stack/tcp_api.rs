@@ -203,10 +203,10 @@ fn reuse_port_listeners_share_port() {
     for_each_family(|family| {
         let mut pair = ClientServerPair::new(family, [config(1), config(2)]);
         let to = SocketAddr::new(family.host(2), 81);
-        let shared = TcpOptions { reuse_port: true, ..TcpOptions::default() };
+        let shared = TcpOptions::default().reuse_port(true);
         let exclusive = TcpOptions::default();
         let first = pair.b.stack.tcp_listen(to, 30, shared).unwrap();
-        let foreign = TcpOptions { owner: 1, ..shared };
+        let foreign = shared.owner(1);
         assert_eq!(pair.b.stack.tcp_listen(to, 30, foreign), Err(TcpError::AddressInUse(to)));
         assert_eq!(pair.b.stack.tcp_listen(to, 30, exclusive), Err(TcpError::AddressInUse(to)));
         assert_eq!(

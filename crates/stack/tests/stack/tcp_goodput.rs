@@ -45,7 +45,7 @@ fn goodput_over_loss_and_delay() {
 fn transfer(congestion_control: CongestionControl, delay_ms: u64, lost: u32, seed: u64) -> u64 {
     let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let link = Link { lost, delay_ns: delay_ms * MS, seed, ..Link::default() };
-    let options = TcpOptions { congestion_control, ..TcpOptions::default() };
+    let options = TcpOptions::default().congestion_control(congestion_control);
     let (up, down) = (Endpoint::new(BYTES, 64_000, 0), Endpoint::new(0, 64_000, 0));
     let mut exchange = Exchange::new(Family::V4, link, options, up, down);
     exchange.run_until(1000 * SECOND_NS, |exchange| exchange.server_has(BYTES)) / MS

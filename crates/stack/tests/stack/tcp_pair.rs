@@ -470,19 +470,19 @@ prop_compose! {
         no_delay in any::<bool>(),
         ecn in any::<bool>(),
     ) -> Plan {
-        let options = TcpOptions {
-            send_buffer_bytes: buffers.0,
-            receive_buffer_bytes: buffers.1,
-            no_delay,
-            ecn,
-            // The reset of a peer that has given up may be lost.
-            keepalive: Some(Keepalive { idle_ms: 60_000, interval_ms: 10_000, probes: 20 }),
-            congestion_control: match newreno {
-                true => CongestionControl::NewReno,
-                false => CongestionControl::Cubic,
-            },
-            ..TcpOptions::default()
+        let congestion_control = match newreno {
+            true => CongestionControl::NewReno,
+            false => CongestionControl::Cubic,
         };
+        // The reset of a peer that has given up may be lost.
+        let keepalive = Keepalive::default().idle_ms(60_000).interval_ms(10_000).probes(20);
+        let options = TcpOptions::default()
+            .send_buffer_bytes(buffers.0)
+            .receive_buffer_bytes(buffers.1)
+            .no_delay(no_delay)
+            .ecn(ecn)
+            .keepalive(keepalive)
+            .congestion_control(congestion_control);
         Plan { family: if v6 { Family::V6 } else { Family::V4 }, link, options, sizes, read_sizes }
     }
 }

@@ -170,7 +170,7 @@ impl Script {
                 _ => {}
             }
         }
-        let config = Config { limits, ..config(1) };
+        let config = config(1).limits(limits);
         let mut host = TestHost::quiet(config.clone());
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
         let start_ns = host.now_ns;
@@ -366,11 +366,12 @@ impl Script {
                 self.options.user_timeout_ms = Some(n.parse().unwrap());
             }
             ["option", "keepalive", idle, interval, probes] => {
-                self.options.keepalive = Some(Keepalive {
-                    idle_ms: idle.parse().unwrap(),
-                    interval_ms: interval.parse().unwrap(),
-                    probes: probes.parse().unwrap(),
-                });
+                self.options.keepalive = Some(
+                    Keepalive::default()
+                        .idle_ms(idle.parse().unwrap())
+                        .interval_ms(interval.parse().unwrap())
+                        .probes(probes.parse().unwrap()),
+                );
             }
             ["salt", n] => self.salt = n.parse().unwrap(),
             ["limit", "backlog", n] => self.backlog = n.parse().unwrap(),

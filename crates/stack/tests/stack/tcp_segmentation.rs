@@ -132,7 +132,7 @@ fn feed_merged(host: &mut TestHost, merged: &TransmittedFrame) {
 
 impl OffloadPair {
     fn new(family: Family) -> Self {
-        let tso_config = Config { transmit_checksum: true, max_tso_bytes: 60_000, ..config(1) };
+        let tso_config = config(1).transmit_checksum(true).max_tso_bytes(60_000);
         let (mut a, mut b) = (host(tso_config, 2), host(config(2), 1));
         let (to, any) =
             (SocketAddr::new(family.host(2), PORT), SocketAddr::new(family.unspecified(), PORT));

@@ -59,7 +59,7 @@ fn sends_received_frame_back_without_copy() {
 fn prefers_connected_then_bound_then_wildcard_socket() {
     for_each_family(|family| {
         let mut host = TestHost::with_neighbour(2);
-        let options = UdpOptions { reuse_address: true, ..UdpOptions::default() };
+        let options = UdpOptions::default().reuse_address(true);
         let mut bind = |ip| host.stack.udp_bind(at(ip, 53), options).unwrap();
         let connected = bind(family.host(1));
         host.stack.udp_connect(connected, at(family.host(2), 4000)).unwrap();
@@ -101,7 +101,7 @@ fn connected_socket_receives_only_from_its_peer() {
 #[test]
 fn dual_stack_socket_serves_both_families_and_maps_ipv4() {
     let mut host = TestHost::with_neighbour(2);
-    let options = UdpOptions { dual_stack: true, ..UdpOptions::default() };
+    let options = UdpOptions::default().dual_stack(true);
     let socket = host.stack.udp_bind(at(Family::V6.unspecified(), 53), options).unwrap();
     host.feed(&udp_frame(Family::V4, (4000, 53), b"4"));
     host.feed(&udp_frame(Family::V6, (4000, 53), b"6"));
@@ -168,7 +168,7 @@ fn reuse_port_group_distributes_datagrams_by_source() {
     for_each_family(|family| {
         for ip in [family.host(1), family.unspecified()] {
             let mut host = TestHost::with_neighbour(2);
-            let shared = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+            let shared = UdpOptions::default().reuse_port(true);
             let local = at(ip, 53);
             let join = |host: &mut TestHost| host.stack.udp_bind(local, shared).unwrap();
             let mut sockets = vec![join(&mut host)];
@@ -214,11 +214,11 @@ fn reuse_port_requires_option_on_all_and_same_owner() {
     for_each_family(|family| {
         for ip in [family.host(1), family.unspecified()] {
             let mut host = TestHost::quiet(config(1));
-            let shared = UdpOptions { reuse_port: true, owner: 7, ..UdpOptions::default() };
+            let shared = UdpOptions::default().reuse_port(true).owner(7);
             let local = at(ip, 53);
             let first = host.stack.udp_bind(local, shared).unwrap();
-            let exclusive = UdpOptions { reuse_port: false, ..shared };
-            let other = UdpOptions { owner: 8, ..shared };
+            let exclusive = shared.reuse_port(false);
+            let other = shared.owner(8);
             for ip in [family.host(1), family.unspecified()] {
                 for options in [exclusive, other] {
                     let taken = host.stack.udp_bind(at(ip, 53), options);
@@ -239,18 +239,18 @@ fn reuse_address_delivers_to_last_bound_socket() {
     for_each_family(|family| {
         for ip in [family.host(1), family.unspecified()] {
             let mut host = TestHost::with_neighbour(2);
-            let reuse = UdpOptions { reuse_address: true, owner: 7, ..UdpOptions::default() };
+            let reuse = UdpOptions::default().reuse_address(true).owner(7);
             let local = at(ip, 53);
             let join = |host: &mut TestHost, options| host.stack.udp_bind(local, options).unwrap();
             let mut sockets = vec![join(&mut host, reuse), join(&mut host, reuse)];
             assert_eq!(receivers_by_source_port(&mut host, family, &sockets, 20), [1; 20]);
             // A socket without the option, or of another owner, is refused.
-            for options in [UdpOptions { owner: 8, ..reuse }, UdpOptions::default()] {
+            for options in [reuse.owner(8), UdpOptions::default()] {
                 let taken = host.stack.udp_bind(local, options);
                 assert_eq!(taken, Err(SocketError::AddressInUse(local)));
             }
             // Sockets with `reuse_port` share datagrams when one of them was bound last.
-            let share = UdpOptions { reuse_port: true, ..reuse };
+            let share = reuse.reuse_port(true);
             sockets.extend([join(&mut host, share), join(&mut host, share)]);
             let shared = receivers_by_source_port(&mut host, family, &sockets, 40);
             assert!(shared.contains(&2) && shared.contains(&3));
@@ -319,11 +319,7 @@ fn receive_queue_is_bounded_by_packets_and_bytes() {
     for_each_family(|family| {
         for (packets, bytes, fit) in [(3, 1000, 3), (100, 25, 2)] {
             let mut host = TestHost::with_neighbour(2);
-            let options = UdpOptions {
-                queue_packets: Some(packets),
-                queue_bytes: Some(bytes),
-                ..UdpOptions::default()
-            };
+            let options = UdpOptions::default().queue_packets(packets).queue_bytes(bytes);
             let socket = host.stack.udp_bind(at(family.unspecified(), 53), options).unwrap();
             for _ in 0..10 {
                 host.feed(&udp_frame(family, (4000, 53), &[1; 10]));
@@ -515,7 +511,7 @@ fn broadcast_and_multicast_reach_every_bound_socket() {
     let wild = host.bind(at(Family::V4.unspecified(), 67));
     let exact = host.stack.udp_bind(
         at("255.255.255.255".parse().unwrap(), 67),
-        UdpOptions { reuse_address: true, ..UdpOptions::default() },
+        UdpOptions::default().reuse_address(true),
     );
     assert!(exact.is_err(), "the wildcard socket is bound without reuse_address");
     for broadcast in ["255.255.255.255", "192.0.2.255"] {
@@ -529,7 +525,7 @@ fn broadcast_and_multicast_reach_every_bound_socket() {
             IpAddr::V4(v4) => tidegate_wire::MacAddr::from_ipv4_group(v4),
             IpAddr::V6(v6) => tidegate_wire::MacAddr::from_ipv6_group(v6),
         };
-        let shared = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+        let shared = UdpOptions::default().reuse_port(true);
         let mut join = || host.stack.udp_bind(at(family.unspecified(), 5353), shared).unwrap();
         let sockets = [join(), join()];
         let frame = frame_to(group_mac, &udp_packet(family.host(2), group, (5353, 5353), b"x"));

@@ -39,7 +39,7 @@ pub fn upgrade_at(host: &mut TestHost, config: Config, now_ns: u64) {
     let saved = encode_and_decode(&host.stack.save(host.now_ns, &host.arena));
     let mut arena = fresh_arena();
     // A new process has another seed too.
-    let config = Config { seed: [host.now_ns as u8 ^ 0x5a; 16], ..config };
+    let config = config.seed([host.now_ns as u8 ^ 0x5a; 16]);
     let stack = Stack::restore(config, saved, now_ns, &mut arena).unwrap();
     let old = std::mem::replace(&mut host.stack, stack);
     let mut old_arena = std::mem::replace(&mut host.arena, arena);
@@ -248,13 +248,11 @@ fn options_and_read_shutdown_survive_upgrade() {
         send(&mut hosts.pair.b, server, &bytes(20_000));
         hosts.pair.run();
         // The receive buffer is smaller than the data in it.
-        let small = TcpOptions {
-            receive_buffer_bytes: 4096,
-            send_buffer_bytes: 4096,
-            traffic_class: 8,
-            user_timeout_ms: Some(90_000),
-            ..TcpOptions::default()
-        };
+        let small = TcpOptions::default()
+            .receive_buffer_bytes(4096)
+            .send_buffer_bytes(4096)
+            .traffic_class(8)
+            .user_timeout_ms(90_000);
         let TestHost { stack, arena, now_ns } = &mut hosts.pair.a;
         stack.tcp_set_options(*now_ns, arena, client, small).unwrap();
         hosts.upgrade();
@@ -282,7 +280,7 @@ fn writer_waiting_for_memory_is_notified_after_upgrade() {
     for_each_family(|family| {
         let mut tight = config(1);
         tight.limits.tcp_buffer_bytes = 64 << 10;
-        let options = TcpOptions { receive_buffer_bytes: 4096, ..TcpOptions::default() };
+        let options = TcpOptions::default().receive_buffer_bytes(4096);
         let mut hosts = Hosts::with_options(family, options, [tight, config(2)]);
         let pairs = [(); 4].map(|()| hosts.establish_connection());
         let mut waiting = Vec::new();
@@ -328,7 +326,7 @@ pub fn sequence_and_timestamp(family: Family, frame: &[u8]) -> (u32, u32) {
 #[test]
 fn sequence_numbers_and_timestamps_continue() {
     for_each_family(|family| {
-        let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+        let options = TcpOptions::default().no_delay(true);
         let mut hosts = Hosts::with_options(family, options, [config(1), config(2)]);
         let (client, server) = hosts.establish_connection();
         let from = Some(SocketAddr::new(family.host(1), 50_000));
@@ -487,7 +485,7 @@ fn readiness_is_reported_again_after_upgrade() {
 #[test]
 fn zero_window_reopens_after_upgrade() {
     for_each_family(|family| {
-        let options = TcpOptions { receive_buffer_bytes: 4096, ..TcpOptions::default() };
+        let options = TcpOptions::default().receive_buffer_bytes(4096);
         let mut hosts = Hosts::with_options(family, options, [config(1), config(2)]);
         let (client, server) = hosts.establish_connection();
         let data = bytes(100_000);
@@ -679,8 +677,8 @@ fn freed_ids_stay_invalid_after_upgrade() {
 #[test]
 fn keepalive_probes_continue_after_upgrade() {
     for_each_family(|family| {
-        let keepalive = Keepalive { idle_ms: 10_000, interval_ms: 1000, probes: 3 };
-        let options = TcpOptions { keepalive: Some(keepalive), ..TcpOptions::default() };
+        let keepalive = Keepalive::default().idle_ms(10_000).interval_ms(1000).probes(3);
+        let options = TcpOptions::default().keepalive(keepalive);
         let mut hosts = Hosts::with_options(family, options, [config(1), config(2)]);
         let (client, server) = hosts.establish_connection();
         hosts.pair.a.advance(5 * SECOND_NS);

@@ -31,7 +31,7 @@ fn bind(host: &mut TestHost, local: SocketAddr, options: UdpOptions) -> UdpId {
 fn reuse_port_group_survives_upgrade() {
     for_each_family(|family| {
         let mut host = TestHost::with_neighbour(2);
-        let shared = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+        let shared = UdpOptions::default().reuse_port(true);
         let local = at(family.unspecified(), 53);
         let sockets = [(); 3].map(|()| host.stack.udp_bind(local, shared).unwrap());
         for port in 0..30 {
@@ -59,7 +59,7 @@ fn last_bound_socket_stays_last_after_upgrade() {
     for_each_family(|family| {
         for ip in [family.host(1), family.unspecified()] {
             let mut host = TestHost::with_neighbour(2);
-            let reuse = UdpOptions { reuse_address: true, ..UdpOptions::default() };
+            let reuse = UdpOptions::default().reuse_address(true);
             let first = bind(&mut host, at(ip, 53), reuse);
             let second = bind(&mut host, at(ip, 53), reuse);
             host.stack.udp_close(first, &mut host.arena);
@@ -121,7 +121,7 @@ fn sockets_keep_ids_addresses_peers_options_and_errors() {
     for_each_family(|family| {
         let mut host = TestHost::with_neighbour(2);
         let closed = host.bind(at(family.unspecified(), 9));
-        let options = UdpOptions { reuse_address: true, traffic_class: 8, ..UdpOptions::default() };
+        let options = UdpOptions::default().reuse_address(true).traffic_class(8);
         let bound = bind(&mut host, at(family.host(1), 53), options);
         let peer = at(family.host(2), 4000);
         let connected = bind(&mut host, at(family.unspecified(), 0), UdpOptions::default());
@@ -160,7 +160,7 @@ fn sockets_keep_ids_addresses_peers_options_and_errors() {
 #[test]
 fn dual_stack_socket_keeps_mapped_addresses() {
     let mut host = TestHost::with_neighbour(2);
-    let dual = UdpOptions { dual_stack: true, ..UdpOptions::default() };
+    let dual = UdpOptions::default().dual_stack(true);
     let socket = bind(&mut host, at(Family::V6.unspecified(), 53), dual);
     host.feed(&udp_frame(Family::V4, (4000, 53), b"four"));
     host.feed(&udp_frame(Family::V6, (4000, 53), b"six"));
@@ -256,7 +256,7 @@ fn hosts_with_full_state(family: Family) -> (Hosts, StackSnapshot) {
 
 /// Works like [`rich`], with about `bytes` bytes of data per segment or buffer.
 fn hosts_with_payload_bytes(family: Family, bytes: usize) -> (Hosts, StackSnapshot) {
-    let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+    let options = TcpOptions::default().no_delay(true);
     let mut hosts = Hosts::with_options(family, options, [config(1), config(2)]);
     let (client, server) = hosts.establish_connection();
     send(&mut hosts.pair.a, client, &vec![1; bytes / 2]);

@@ -65,7 +65,7 @@ impl TcpListener {
     /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`] for an address that the
     /// stack does not have, and errors of name resolution.
     pub fn bind(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let options = TcpOptions { dual_stack: true, ..TcpOptions::default() };
+        let options = TcpOptions::default().dual_stack(true);
         Self::bind_with(net, address, BACKLOG, options)
     }
 

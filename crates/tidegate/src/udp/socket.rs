@@ -67,7 +67,7 @@ impl UdpSocket {
     /// [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`] for an address that the
     /// stack does not have, and errors of name resolution.
     pub fn bind(net: &Net, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let options = UdpOptions { dual_stack: true, ..UdpOptions::default() };
+        let options = UdpOptions::default().dual_stack(true);
         Self::bind_with(net, address, options)
     }
 

@@ -114,7 +114,7 @@ fn connected_stream(stream: &Option<TcpStream>) -> io::Result<&TcpStream> {
 
 impl ConnectionOps for EmbeddedOps<'_, '_> {
     fn connect(&mut self, slot: usize) -> io::Result<()> {
-        let options = TcpOptions { no_delay: true, ..TcpOptions::default() };
+        let options = TcpOptions::default().no_delay(true);
         let local = source_address(self.config, slot).map(|source| SocketAddr::new(source, 0));
         let stream = self.batch.connect(local, self.config.target, options)?;
         self.batch.register(self.poll, &stream, Token(slot), Interest::Both)?;

@@ -73,14 +73,14 @@ impl SocketServer {
             Command::Bind { tag, local, share_group, options } => {
                 let (reuse_port, owner) =
                     port_sharing(share_group, options.reuse_port, app.identity.uid);
-                let options = UdpOptions { reuse_port, owner, ..options };
+                let options = options.reuse_port(reuse_port).owner(owner);
                 (tag, self.bind(number, app, local, options))
             }
             Command::ConnectUdp { tag, socket, peer } => (tag, self.connect_udp(app, socket, peer)),
             Command::Listen { tag, local, backlog, share_group, options } => {
                 let (reuse_port, owner) =
                     port_sharing(share_group, options.reuse_port, app.identity.uid);
-                let options = TcpOptions { reuse_port, owner, ..options };
+                let options = options.reuse_port(reuse_port).owner(owner);
                 (tag, self.listen(number, app, local, backlog, options))
             }
             Command::Accept { tag, listener } => (tag, self.accept(number, app, listener)),

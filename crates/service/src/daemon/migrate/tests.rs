@@ -98,7 +98,7 @@ fn moves_some_or_all_applications_to_another_core() {
 fn reuse_port_sockets_migrate_separately() {
     let mut testbed = Testbed::new(3);
     for app in &mut testbed.apps {
-        let options = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+        let options = UdpOptions::default().reuse_port(true);
         app.bind_udp("192.0.2.1:53".parse().unwrap(), options).unwrap();
     }
     testbed.wait_for_counts([3, 0, 0]);

@@ -32,10 +32,8 @@ const GEOMETRY: Geometry = Geometry { sockets: 4, tcp_bytes: 4096, udp_bytes: 40
 fn sample_snapshot() -> DaemonSnapshot {
     let arena = ArenaConfig { frames: 64, frame_size: FrameSize::K2, hugepages: false };
     let arena = Arena::new(arena).unwrap();
-    let config = Config {
-        addresses: vec!["192.0.2.1/24".parse().unwrap()],
-        ..Config::ethernet(MacAddr([2, 0, 0, 0, 0, 1]), [7; 16])
-    };
+    let config = Config::ethernet(MacAddr([2, 0, 0, 0, 0, 1]), [7; 16])
+        .addresses(vec!["192.0.2.1/24".parse().unwrap()]);
     let stack = Stack::new(config, 0).unwrap().save(0, &arena);
     let handle = |slot| Handle { slot, generation: 1 };
     let held = DatagramSnapshot {
