@@ -1,15 +1,16 @@
 //! Exclusive use of local UDP and TCP ports, against the kernel and other network cores.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tidegate_device::Device;
 use tidegate_device::sharded::{FlowSteering, LocalPort, PortSharing};
 use tidegate_device::steering::{SteeringRule, TransportProtocol};
-use tidegate_stack::TcpId;
+use tidegate_stack::{Stack, TcpId};
 
 use crate::Engine;
 
@@ -27,11 +28,26 @@ enum PortArbiter {
     Cores { flow_steering: Arc<FlowSteering>, core: usize },
 }
 
+/// Kernel socket that holds a claimed port.
+pub trait HeldSocket: AsFd + Send + Sync {
+    /// Stops listening, and keeps the port: no process accepts connections from the socket.
+    fn stop_listening(&self);
+}
+
+impl HeldSocket for OwnedFd {
+    fn stop_listening(&self) {
+        // Fails on a socket that does not listen.
+        let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Both);
+    }
+}
+
 /// Claims of one stack on its local ports.
 pub struct PortClaims {
     arbiter: PortArbiter,
     /// Claims of closed connections that have not terminated yet (TIME-WAIT, for example).
-    closing: Vec<(TcpId, Arc<PortClaim>)>,
+    closing: HashMap<TcpId, Arc<PortClaim>>,
+    /// Claims of closed connections that had terminated before their end could be reported.
+    terminated: Vec<Arc<PortClaim>>,
 }
 
 impl PortClaims {
@@ -40,12 +56,13 @@ impl PortClaims {
             true => PortArbiter::None,
             false => PortArbiter::Kernel { addresses, kernel_ports_bound },
         };
-        Self { arbiter, closing: Vec::new() }
+        Self { arbiter, closing: HashMap::new(), terminated: Vec::new() }
     }
 
     /// Claims of the stack on core `core`, among several cores behind one device.
     pub(crate) fn for_core(flow_steering: Arc<FlowSteering>, core: usize) -> Self {
-        Self { arbiter: PortArbiter::Cores { flow_steering, core }, closing: Vec::new() }
+        let arbiter = PortArbiter::Cores { flow_steering, core };
+        Self { arbiter, closing: HashMap::new(), terminated: Vec::new() }
     }
 
     /// True if the stack shares the kernel's addresses.
@@ -68,7 +85,7 @@ impl PortClaims {
         protocol: TransportProtocol,
         local: SocketAddr,
         dual_stack: bool,
-        kernel_socket: Option<OwnedFd>,
+        kernel_socket: Option<Arc<dyn HeldSocket>>,
     ) -> io::Result<Option<Arc<PortClaim>>> {
         let PortArbiter::Kernel { addresses, kernel_ports_bound } = &self.arbiter else {
             return Ok(None);
@@ -76,7 +93,11 @@ impl PortClaims {
         let kernel_socket = match kernel_socket {
             Some(held) => Some(held),
             None if *kernel_ports_bound && local.port() != 0 => None,
-            None => Some(bind_kernel_socket(protocol, local, dual_stack)?),
+            None => {
+                let bound: Arc<dyn HeldSocket> =
+                    Arc::new(bind_kernel_socket(protocol, local, dual_stack)?);
+                Some(bound)
+            }
         };
         let claim =
             PortClaim::divert(device, protocol, local, dual_stack, addresses, kernel_socket)?;
@@ -93,7 +114,7 @@ impl PortClaims {
         device: &mut dyn Device,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        kernel_socket: Option<OwnedFd>,
+        kernel_socket: Option<Arc<dyn HeldSocket>>,
     ) -> io::Result<Option<Arc<PortClaim>>> {
         let any_port = || self.source_address_for(peer).map(|own| SocketAddr::new(own, 0));
         match local.or_else(any_port) {
@@ -111,7 +132,7 @@ impl PortClaims {
         protocol: TransportProtocol,
         local: SocketAddr,
         addresses: &[IpAddr],
-        kernel_socket: Option<OwnedFd>,
+        kernel_socket: Option<Arc<dyn HeldSocket>>,
     ) -> io::Result<Arc<PortClaim>> {
         let rules = addresses.iter().map(|&address| SteeringRule::Port {
             protocol,
@@ -161,36 +182,45 @@ impl PortClaims {
         }
     }
 
-    /// Releases the port of a closed connection once the connection has terminated.
-    pub fn release_after_close(&mut self, id: TcpId, claim: Option<Arc<PortClaim>>) {
-        self.closing.extend(claim.map(|claim| (id, claim)));
+    /// Keeps the port of a closed connection until the connection has terminated.
+    pub fn release_after_close(
+        &mut self,
+        stack: &mut Stack,
+        id: TcpId,
+        claim: Option<Arc<PortClaim>>,
+    ) {
+        let Some(claim) = claim else { return };
+        if stack.tcp_report_end(id) {
+            self.closing.insert(id, claim);
+        } else {
+            self.terminated.push(claim);
+        }
     }
 
-    /// Releases the ports of closed connections that have terminated.
+    /// Releases the ports of closed connections that have terminated, as far as
+    /// [`Engine::poll_event`] has taken the events of the stack.
     pub fn release_closed(&mut self, engine: &mut Engine) {
-        if self.closing.is_empty() {
+        if engine.ended.is_empty() && self.terminated.is_empty() {
             return;
         }
-        let (open, terminated) = std::mem::take(&mut self.closing)
-            .into_iter()
-            .partition::<Vec<_>, _>(|(id, _)| engine.stack().tcp_exists(*id));
-        self.closing = open;
-        terminated.into_iter().for_each(|(_, claim)| self.release(engine.device(), Some(claim)));
+        let ended = engine.ended.drain(..).filter_map(|id| self.closing.remove(&id));
+        let terminated: Vec<_> = ended.chain(self.terminated.drain(..)).collect();
+        terminated.into_iter().for_each(|claim| self.release(engine.device(), Some(claim)));
     }
 
     /// Closed connections that have not terminated yet, with their claims.
     pub fn closing(&self) -> impl Iterator<Item = (TcpId, &Arc<PortClaim>)> {
-        self.closing.iter().map(|(id, claim)| (*id, claim))
+        self.closing.iter().map(|(&id, claim)| (id, claim))
     }
 
     /// Ports of closed connections that have not terminated yet.
     pub fn closing_ports(&self) -> impl Iterator<Item = LocalPort> {
-        self.closing.iter().map(|(_, claim)| claim.local_port())
+        self.closing.values().map(|claim| claim.local_port())
     }
 
     /// True if a closed connection still has this port.
     pub fn has_closing(&self, port: LocalPort) -> bool {
-        self.closing.iter().any(|(_, claim)| claim.local_port() == port)
+        self.closing.values().any(|claim| claim.local_port() == port)
     }
 
     /// Removes and returns the closed connections, with their claims, that move to another core.
@@ -198,10 +228,7 @@ impl PortClaims {
         &mut self,
         moves: impl Fn(&Arc<PortClaim>) -> bool,
     ) -> Vec<(TcpId, Arc<PortClaim>)> {
-        let is_moving = |(_, claim): &(TcpId, Arc<PortClaim>)| moves(claim);
-        let (moving, staying) = std::mem::take(&mut self.closing).into_iter().partition(is_moving);
-        self.closing = staying;
-        moving
+        self.closing.extract_if(|_, claim| moves(claim)).collect()
     }
 
     /// Source address for packets to `peer`: the first address of the family that is not
@@ -227,7 +254,7 @@ pub struct PortClaim {
     local: SocketAddr,
     /// Sharing with sockets on other cores.
     sharing: PortSharing,
-    kernel_socket: Option<OwnedFd>,
+    kernel_socket: Option<Arc<dyn HeldSocket>>,
 }
 
 /// Binds a kernel socket that only reserves the port; nothing reads from it.
@@ -258,7 +285,7 @@ impl PortClaim {
         mut local: SocketAddr,
         dual_stack: bool,
         addresses: &[IpAddr],
-        kernel_socket: Option<OwnedFd>,
+        kernel_socket: Option<Arc<dyn HeldSocket>>,
     ) -> io::Result<Self> {
         if let Some(kernel_socket) = &kernel_socket
             && local.port() == 0
@@ -283,7 +310,7 @@ impl PortClaim {
         protocol: TransportProtocol,
         local: SocketAddr,
         rules: Vec<SteeringRule>,
-        kernel_socket: Option<OwnedFd>,
+        kernel_socket: Option<Arc<dyn HeldSocket>>,
     ) -> io::Result<Self> {
         let claim = Self { protocol, rules, local, sharing: PortSharing::Exclusive, kernel_socket };
         for rule in &claim.rules {
@@ -309,16 +336,15 @@ impl PortClaim {
     }
 
     /// Kernel socket held with the claim, if any.
-    pub fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
-        self.kernel_socket.as_ref().map(AsFd::as_fd)
+    pub fn kernel_socket(&self) -> Option<&Arc<dyn HeldSocket>> {
+        self.kernel_socket.as_ref()
     }
 
     /// Stops listening on the kernel socket, which keeps the port: no process accepts connections
     /// from it.
     pub fn stop_listening(&self) {
         if let Some(kernel_socket) = &self.kernel_socket {
-            // shutdown fails on a socket that does not listen.
-            let _ = rustix::net::shutdown(kernel_socket, rustix::net::Shutdown::Both);
+            kernel_socket.stop_listening();
         }
     }
 

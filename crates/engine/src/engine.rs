@@ -8,7 +8,7 @@ use tidegate_device::{Burst, Capabilities, Device, DeviceCounters, HandoverState
 use tidegate_gate::admission::{Admission, ClassCounters, Config};
 use tidegate_gate::{Gate, GateAction, InterruptAction, Mode, Ring, RingCounts, Settings};
 use tidegate_memory::Arena;
-use tidegate_stack::{Counters, Event, QUEUE_FILL_SCALE, Stack, UdpId};
+use tidegate_stack::{Counters, Event, QUEUE_FILL_SCALE, Stack, TcpId, UdpId};
 use tidegate_wire::DropCounters;
 
 use crate::admission::{AdmissionError, Admitter, Role, is_due};
@@ -91,6 +91,8 @@ pub struct Engine {
     /// Time of the last clock reading.
     now_ns: u64,
     idle: IdleGovernor,
+    /// Reported ends of closed connections, for [`crate::PortClaims::release_closed`].
+    pub(crate) ended: Vec<TcpId>,
     pub(crate) incoming: Burst,
     /// Queue between receive work and protocol work, in modes `interrupt` and `moderated`.
     pub(crate) input: Burst,
@@ -127,6 +129,7 @@ impl Engine {
             clock,
             now_ns,
             idle,
+            ended: Vec::new(),
             incoming,
             input: Burst::new(),
             input_drops: DropCounters::new(),
@@ -341,6 +344,7 @@ impl Engine {
                     Role::Follower { leader, .. } => leader.confirm(peer),
                     Role::None => {}
                 },
+                Event::TcpEnded(id) => self.ended.push(id),
                 event => return Some(event),
             }
         }

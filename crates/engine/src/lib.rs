@@ -33,7 +33,7 @@ mod priority;
 mod sharded;
 mod sys;
 
-pub use claim::{PortClaim, PortClaims};
+pub use claim::{HeldSocket, PortClaim, PortClaims};
 pub use clock::Clock;
 pub use device_config::{DeviceConfig, OpenDevice};
 pub use engine::{Engine, EngineConfig, EngineCounters, SleepPlan, StepResult, WakeFds};

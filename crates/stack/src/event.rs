@@ -21,6 +21,8 @@ pub enum Event {
     TcpReadable(TcpId),
     /// The connection is established, has send buffer space again, or has ended.
     TcpWritable(TcpId),
+    /// A closed connection has terminated. Reported after [`crate::Stack::tcp_report_end`].
+    TcpEnded(TcpId),
     /// The listener's accept queue has become non-empty.
     TcpAcceptable(TcpListenerId),
     /// A peer has proved that it receives packets at its address: it echoed a number that was sent

@@ -11,6 +11,8 @@ mod bytes;
 #[cfg(not(loom))]
 mod copy;
 #[cfg(not(loom))]
+mod peer;
+#[cfg(not(loom))]
 mod region;
 mod ring;
 mod stream;
@@ -20,7 +22,9 @@ mod wake_flag;
 pub use byte_range::ByteRange;
 pub use bytes::SharedBytes;
 #[cfg(not(loom))]
-pub use region::{Region, WordRange};
+pub use peer::{PeerCredentials, peer_credentials};
+#[cfg(not(loom))]
+pub use region::{Region, RegionReleaser, ReleasedRegion, WordRange};
 pub use ring::{PeerError, Receiver, RingError, Sender, SharedWords, ring_words};
 pub use stream::{ByteReceiver, ByteSender, STREAM_WORDS, StreamError};
 pub use wake_flag::WakeFlag;

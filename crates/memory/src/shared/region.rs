@@ -1,6 +1,7 @@
 //! Memory that can be shared with another process.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -19,11 +20,37 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 const WORD_BYTES: usize = size_of::<u64>();
 
+/// Mapping and file of a dropped [`Region`]. Dropping this value unmaps and closes them: system
+/// calls that can wait for the other processes with the same memory.
+pub struct ReleasedRegion {
+    base: NonNull<AtomicU64>,
+    words: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping belongs to this value alone and is not tied to a thread.
+unsafe impl Send for ReleasedRegion {}
+// SAFETY: as above; nothing is reached through a shared reference but the descriptor.
+unsafe impl Sync for ReleasedRegion {}
+
+impl Drop for ReleasedRegion {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `Region::map`, and no borrow of it outlives the region. A
+        // failure has no remedy.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * WORD_BYTES) };
+    }
+}
+
+/// Receiver of what a region leaves when it is dropped.
+pub type RegionReleaser = Arc<dyn Fn(ReleasedRegion) + Send + Sync>;
+
 /// Memory of whole words that other processes may write to at any time.
 pub struct Region {
     base: NonNull<AtomicU64>,
     words: usize,
-    fd: OwnedFd,
+    /// Taken only when the region is dropped.
+    file: ManuallyDrop<ReleasedRegion>,
+    releaser: Option<RegionReleaser>,
 }
 
 // SAFETY: the mapping belongs to this value alone and is not tied to a thread;
@@ -81,7 +108,15 @@ impl Region {
 
     fn map(fd: OwnedFd, words: usize, pages: PagePolicy) -> io::Result<Self> {
         let base = map_shared(&fd, words * WORD_BYTES, pages)?.cast();
-        Ok(Self { base, words, fd })
+        let file = ManuallyDrop::new(ReleasedRegion { base, words, fd });
+        Ok(Self { base, words, file, releaser: None })
+    }
+
+    /// Passes the mapping to `releaser` when the region is dropped, for a thread that may wait.
+    #[must_use]
+    pub fn released_by(mut self, releaser: RegionReleaser) -> Self {
+        self.releaser = Some(releaser);
+        self
     }
 
     /// Length in bytes.
@@ -118,7 +153,7 @@ impl Region {
     pub fn allocated_bytes(&self) -> io::Result<u64> {
         /// The unit of `st_blocks`, stat(2).
         const BLOCK_BYTES: u64 = 512;
-        Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * BLOCK_BYTES)
+        Ok(rustix::fs::fstat(&self.file.fd)?.st_blocks as u64 * BLOCK_BYTES)
     }
 
     /// Frees the pages of this byte range; its bytes read as zero afterwards.
@@ -127,13 +162,13 @@ impl Region {
     /// The kernel's error.
     pub fn discard(&self, start: usize, len: usize) -> io::Result<()> {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.fd, mode, start as u64, len as u64)?)
+        Ok(rustix::fs::fallocate(&self.file.fd, mode, start as u64, len as u64)?)
     }
 }
 
 impl AsFd for Region {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.file.fd.as_fd()
     }
 }
 
@@ -149,9 +184,11 @@ impl SharedWords for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map`, and no borrow of it can outlive `self`. A failure
-        // has no remedy.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * WORD_BYTES) };
+        // SAFETY: `file` is not used again.
+        let file = unsafe { ManuallyDrop::take(&mut self.file) };
+        if let Some(releaser) = &self.releaser {
+            releaser(file);
+        }
     }
 }
 
@@ -207,6 +244,18 @@ mod tests {
         assert!(error.to_string().contains("not sealed"), "{error}");
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         assert!(Region::open(file.into(), usize::MAX).is_err(), "not a memfd");
+    }
+
+    #[test]
+    fn releaser_receives_the_mapping_of_a_dropped_region() {
+        let (sender, released) = std::sync::mpsc::channel();
+        let region = Region::create(10).unwrap().released_by(Arc::new(move |file| {
+            sender.send(file).unwrap();
+        }));
+        let words = WordRange::new(&Arc::new(region), 2..10).unwrap();
+        assert!(released.try_recv().is_err(), "the last word range is still there");
+        drop(words);
+        released.try_recv().unwrap();
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Tests with hostile applications: they may harm themselves, but no other application.
 
-use std::io;
-use std::net::SocketAddr;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use tidegate_stack::TcpOptions;
 
 use crate::attachment::Attachment;
 use crate::daemon::{AttachConfig, DEFAULT_COALESCING, Daemon, DaemonReport, Quota};
+use crate::ipc::fd_passing::send_with_fds;
+use crate::ipc::handshake::{Hello, Shard, TransferOperation, send_hello};
 use crate::ipc::layout::Geometry;
 use crate::ipc::takeover_token::TakeoverToken;
 
@@ -334,4 +337,142 @@ fn silent_connections_delay_no_attachment() {
     app.ping().unwrap();
     drop(silent);
     assert_eq!(testbed.report().applications.len(), 1);
+}
+
+/// Kernel socket whose last close blocks until its peer, which is returned too, receives or
+/// closes.
+fn lingering_socket() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    near.set_nonblocking(true).unwrap();
+    while near.write(&[0; 1 << 16]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&near, Some(Duration::from_secs(600))).unwrap();
+    (near, far)
+}
+
+/// Receives everything until the last holder of the other end has closed it.
+fn wait_until_closed(mut far: TcpStream) {
+    far.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut bytes = vec![0; 1 << 16];
+    while far.read(&mut bytes).unwrap() > 0 {}
+}
+
+/// Wakes the daemon again and again, as an application with commands does.
+fn wake_often(app: &mut Attachment) {
+    for _ in 0..200 {
+        app.wake_daemon();
+        app.ping().unwrap();
+    }
+}
+
+#[test]
+fn descriptor_on_a_connection_delays_no_other_application() {
+    let testbed = DaemonTestbed::new();
+    let mut good = testbed.attach("good");
+    let mut hostile = testbed.attach("bad");
+    let (near, far) = lingering_socket();
+    send_with_fds(hostile.connection.as_fd(), &[0], &[near.as_fd()]).unwrap();
+    drop(near);
+    wake_often(&mut hostile);
+    assert_well_served(&mut good);
+    wait_until_closed(far);
+    assert_well_served(&mut good);
+}
+
+#[test]
+fn descriptor_left_by_an_exited_application_delays_no_other_application() {
+    let testbed = DaemonTestbed::new();
+    let mut good = testbed.attach("good");
+    let hostile = testbed.attach("bad");
+    let (near, far) = lingering_socket();
+    send_with_fds(hostile.connection.as_fd(), &[0], &[near.as_fd()]).unwrap();
+    drop((near, hostile));
+    testbed.wait_until_gone("bad");
+    assert_well_served(&mut good);
+    wait_until_closed(far);
+}
+
+#[test]
+fn descriptors_of_first_messages_delay_no_other_application() {
+    let testbed = DaemonTestbed::new();
+    let token = testbed.attach("bad").token;
+    let mut peers = Vec::new();
+    for receive in [true, false] {
+        let (near, far) = lingering_socket();
+        let connection = UnixStream::connect(&testbed.path).unwrap();
+        if receive {
+            // A request with this descriptor, which fails.
+            let transfer = TransferOperation::Receive(0);
+            let hello = Hello::Transfer(token, transfer, near.into());
+            send_hello(connection.as_fd(), &hello).unwrap();
+        } else {
+            send_with_fds(connection.as_fd(), b"no message", &[near.as_fd()]).unwrap();
+        }
+        peers.push((connection, far));
+    }
+    let mut good = testbed.attach("good");
+    assert_well_served(&mut good);
+    for (connection, far) in peers {
+        drop(connection);
+        wait_until_closed(far);
+    }
+}
+
+#[test]
+fn registered_kernel_socket_of_an_exited_application_delays_no_other_application() {
+    let testbed = DaemonTestbed::new();
+    let mut good = testbed.attach("good");
+    let mut hostile = testbed.attach("bad");
+    let (near, far) = lingering_socket();
+    hostile.reserve_port(Shard::ONLY, near.as_fd()).unwrap();
+    drop((near, hostile));
+    testbed.wait_until_gone("bad");
+    assert_well_served(&mut good);
+    wait_until_closed(far);
+}
+
+#[test]
+fn connection_holds_any_number_of_wake_ups() {
+    let testbed = DaemonTestbed::new();
+    let mut app = testbed.attach("app");
+    // Many more than its buffer holds, each while the daemon may be asleep.
+    for _ in 0..2000 {
+        app.wake_daemon();
+        app.ping().unwrap();
+    }
+}
+
+#[test]
+fn core_leaves_the_memory_file_of_an_application_to_workers() {
+    let testbed = DaemonTestbed::new();
+    let mut app = testbed.attach("app");
+    let peer = Some("192.0.2.9:9".parse().unwrap());
+    let hold = testbed.daemon.block_workers(rustix::process::geteuid().as_raw());
+    let mut sockets: Vec<_> = (1..=u16::try_from(GEOMETRY.sockets).unwrap())
+        .map(|port| app.bind_udp(local(port), Default::default()).unwrap())
+        .collect();
+    let used = sockets.pop().unwrap();
+    // Beyond the threshold from which memory is discarded.
+    for _ in 0..20 {
+        let mut sent = app.send_datagram(used, &[1; 1400], peer, None);
+        while sent.is_err() {
+            app.ping().unwrap();
+            sent = app.send_datagram(used, &[1; 1400], peer, None);
+        }
+    }
+    app.ping().unwrap();
+    app.close(used, false);
+    app.ping().unwrap();
+    let memory = app.memory.clone();
+    let allocated = memory.allocated_bytes().unwrap();
+    assert!(allocated > 0, "the core has discarded the memory");
+    // The slot is free once its memory is discarded: until then the command waits.
+    let bound = std::thread::scope(|scope| {
+        let binding = scope.spawn(|| app.bind_udp(local(100), Default::default()));
+        drop(hold);
+        binding.join().unwrap()
+    });
+    bound.unwrap();
+    assert!(memory.allocated_bytes().unwrap() < allocated);
 }

@@ -3,10 +3,12 @@
 //! A network core owns everything it uses: an engine, the daemon's ends of the rings and the
 //! sockets of applications. It takes no lock. The attach listener has a thread of its own,
 //! which creates the shared memory of new applications and sends them to a core. With several
-//! cores, applications migrate, so that as many cores are used as needed.
+//! cores, applications migrate, so that as many cores are used as needed. Whatever an application
+//! can delay is done by worker threads, for which nobody waits.
 //!
 //! Each folder uses only the folders before it in this list:
 //!
+//! * `workers`: threads for work that an application can delay;
 //! * `socket`: one application socket, its streams and the stack;
 //! * `application`: one attached application, its rings and its slots;
 //! * `transfer`: sockets that pass from one process to another;
@@ -26,12 +28,14 @@ mod ids;
 mod log;
 mod migrate;
 mod options;
+mod peer;
 mod quota;
 mod report;
 mod snapshot_error;
 mod socket;
 mod transfer;
 mod upgrade;
+mod workers;
 
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -68,6 +72,7 @@ use self::upgrade::handover::open_released_device;
 use self::upgrade::protocol::{ReceivedState, Successor};
 use self::upgrade::restore::{RestoredCore, restore};
 use self::upgrade::snapshot::DaemonSnapshot;
+use self::workers::{JobDispatcher, UserWorkers};
 
 /// Default minimum time between two wake-ups of an application with several peers.
 pub const DEFAULT_COALESCING: Duration = Duration::from_micros(100);
@@ -123,7 +128,7 @@ impl Daemon {
         let net = check_options(net, &options)?;
         let socket = BoundSocket::bind(options.attach.clone())?;
         let stacks = open_sharded(net, *options.cores.end())?;
-        Self::spawn(stacks, None, socket, options, || Ok(()))
+        Self::spawn(stacks, None, UserWorkers::new(), socket, options, || Ok(()))
     }
 
     /// Takes over from the daemon that listens at the configured path, with its sockets, its
@@ -150,14 +155,17 @@ impl Daemon {
         prepared.keep_mac(MacAddr(state.mac));
         let terms =
             AppSettings { coalescing: options.attach.coalescing, quota: options.attach.quota };
-        let (stack, restored, inherited) = restore(state, descriptors, terms)?;
+        let (workers, dispatcher) = UserWorkers::new();
+        let (stack, restored, inherited) = restore(state, descriptors, terms, &workers)?;
         if let Some(inherited) = inherited {
             prepared.primary().inherit(inherited);
         }
         open_released_device(|| prepared.primary().open_device())?;
         let stacks = prepared.go_on(stack)?;
         let socket = BoundSocket::inherit(options.attach.clone(), listener)?;
-        let daemon = Self::spawn(stacks, Some(restored), socket, options, || predecessor.commit())?;
+        let workers = (workers, dispatcher);
+        let commit = || predecessor.commit();
+        let daemon = Self::spawn(stacks, Some(restored), workers, socket, options, commit)?;
         Ok((daemon, output))
     }
 
@@ -166,6 +174,7 @@ impl Daemon {
     fn spawn(
         stacks: ShardedStacks,
         mut restored: Option<RestoredCore>,
+        (workers, dispatcher): (UserWorkers, JobDispatcher),
         socket: BoundSocket,
         options: StartOptions<
             impl Fn(usize) -> io::Result<()> + Clone + Send + 'static,
@@ -178,7 +187,7 @@ impl Daemon {
         let ShardedStacks { stacks, flow_steering } = stacks;
         let channels = stacks.iter().map(|_| InboxSender::new()).collect::<io::Result<Vec<_>>>()?;
         let (posts, inboxes): (Vec<_>, Vec<_>) = channels.into_iter().unzip();
-        let cores = Arc::new(Cores::new(posts, &limits, flow_steering)?);
+        let cores = Arc::new(Cores::new(posts, &limits, flow_steering, workers)?);
         // Created before the channels: a dropped channel ends its thread.
         let mut daemon = Self {
             attach_listener: None,
@@ -221,6 +230,7 @@ impl Daemon {
             begin_senders.push(begin_sender);
         }
         drop_privileges()?;
+        dispatcher.start()?;
         let (attach_begin, may_accept) = mpsc::channel();
         daemon.attach_listener =
             Some(AttachListener::open(socket, Arc::clone(&cores), log, may_accept)?);
@@ -259,6 +269,12 @@ impl Daemon {
     /// The error of the core that ended before.
     pub fn stop(mut self) -> io::Result<Option<u32>> {
         self.shut_down()
+    }
+
+    /// Blocks all workers of a user until the returned value is dropped.
+    #[cfg(test)]
+    pub(crate) fn block_workers(&self, uid: u32) -> Vec<mpsc::Sender<()>> {
+        self.cores.workers().block(uid)
     }
 
     fn shut_down(&mut self) -> io::Result<Option<u32>> {

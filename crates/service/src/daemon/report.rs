@@ -11,6 +11,7 @@ use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
 
 use super::ids::Identity;
+use super::peer::Peer;
 use crate::ipc::connect::connect_to_daemon;
 use crate::ipc::handshake::{Hello, send_hello};
 use crate::ipc::status::SocketState;
@@ -139,6 +140,15 @@ impl DaemonReport {
         })
     }
 
+    /// Leaves out what a user may not see: the applications of other users, unless the user is root
+    /// or the daemon's own.
+    pub(super) fn visible_to(mut self, uid: u32) -> Self {
+        if !Peer::is_privileged(uid) {
+            self.applications.retain(|app| app.identity.uid == uid);
+        }
+        self
+    }
+
     /// Merges the reports of all cores. Frames through the device count once.
     pub(super) fn merge(reports: Vec<Self>, cores_used: usize) -> Self {
         let join = |mut all: Self, core: Self| {
@@ -160,5 +170,38 @@ impl DaemonReport {
         };
         let joined = reports.into_iter().reduce(join).unwrap_or_default();
         Self { cores_used, ..joined }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_see_only_their_own_applications() {
+        let application = |uid| ApplicationReport {
+            identity: Identity { pid: 1, uid, name: "test".to_owned() },
+            commands: 0,
+            bytes_in: 0,
+            bytes_out: 0,
+            memory_bytes: 0,
+            sockets: Vec::new(),
+            core: 0,
+        };
+        let own = rustix::process::geteuid().as_raw();
+        let (one, other) = (own + 1000, own + 1001);
+        let report = DaemonReport {
+            applications: vec![application(one), application(other)],
+            ..DaemonReport::default()
+        };
+        let visible_to = |uid| {
+            let applications = report.clone().visible_to(uid).applications;
+            applications.iter().map(|app| app.identity.uid).collect::<Vec<_>>()
+        };
+        assert_eq!(visible_to(one), [one]);
+        assert_eq!(visible_to(other), [other]);
+        assert!(visible_to(own + 1002).is_empty());
+        assert_eq!(visible_to(own), [one, other]);
+        assert_eq!(visible_to(0), [one, other]);
     }
 }

@@ -107,6 +107,12 @@ impl Command {
         (local.port() != 0).then_some((protocol, local.port()))
     }
 
+    /// True if the command opens a socket.
+    pub fn opens_socket(&self) -> bool {
+        use Command::{Accept, Bind, ConnectTcp, Listen};
+        matches!(self, Bind { .. } | Listen { .. } | Accept { .. } | ConnectTcp { .. })
+    }
+
     /// Sharing mode of the port that the command requests, for an application of user `uid`.
     pub fn sharing(&self, uid: u32) -> PortSharing {
         let (reuse_port, share_group) = match self {

@@ -438,7 +438,7 @@ impl Stack {
                 self.tcp.rearm_event(event);
             }
             // Queued each time; nothing to re-arm.
-            Event::PeerConfirmed(_) => {}
+            Event::PeerConfirmed(_) | Event::TcpEnded(_) => {}
         }
     }
 

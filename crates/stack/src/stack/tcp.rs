@@ -292,6 +292,13 @@ impl Stack {
         self.tcp.exists(id)
     }
 
+    /// Requests [`crate::Event::TcpEnded`] for a connection whose handle was closed. Returns false
+    /// if the connection has terminated already.
+    #[inline]
+    pub fn tcp_report_end(&mut self, id: TcpId) -> bool {
+        self.tcp.report_end(id)
+    }
+
     /// True while a connection whose handle was closed may still have data or a FIN to deliver.
     /// Visits all connections.
     #[inline]

@@ -538,6 +538,17 @@ impl TcpTable {
         self.connections.get(id).is_some()
     }
 
+    /// Implements [`crate::Stack::tcp_report_end`].
+    pub(crate) fn report_end(&mut self, id: TcpId) -> bool {
+        if !self.exists(id) {
+            return false;
+        }
+        if let Some(connection) = self.connections.at_mut(id.index) {
+            connection.flags.insert(ConnFlags::REPORT_END);
+        }
+        true
+    }
+
     /// Implements [`crate::Stack::tcp_unfinished`].
     pub(crate) fn unfinished(&self) -> bool {
         self.connections.iter().any(|connection| {

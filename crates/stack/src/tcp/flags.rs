@@ -59,6 +59,8 @@ bitflags! {
         /// The application was notified and has not taken the event yet.
         const READABLE_NOTIFIED = 1 << 32;
         const WRITABLE_NOTIFIED = 1 << 33;
+        /// Report when the connection has terminated.
+        const REPORT_END = 1 << 34;
     }
 }
 

@@ -268,3 +268,36 @@ fn new_connection_replaces_time_wait() {
         assert_eq!(receive(&mut pair.b, server), Ok(b"again".to_vec()));
     });
 }
+
+#[test]
+fn end_of_a_closed_connection_is_reported_once() {
+    for_each_family(|family| {
+        let mut pair = ClientServerPair::new(family, [config(1), config(2)]);
+        let connections: Vec<_> = (0..3).map(|_| pair.connect()).collect();
+        let is_end = |event: &Event| matches!(event, Event::TcpEnded(_));
+        let ended =
+            |host: &mut TestHost| host.events().into_iter().filter(is_end).collect::<Vec<_>>();
+        for (client, _) in &connections {
+            let TestHost { stack, arena, now_ns } = &mut pair.a;
+            stack.tcp_close(*now_ns, arena, *client);
+        }
+        let [(first, first_server), (second, second_server), (third, third_server)] =
+            connections[..]
+        else {
+            unreachable!()
+        };
+        assert!(pair.a.stack.tcp_report_end(first) && pair.a.stack.tcp_report_end(second));
+        pair.deliver_frames();
+        assert_eq!(ended(&mut pair.a), [], "the peer has not closed yet");
+        // The peer resets one connection, and closes the others.
+        let TestHost { stack, arena, now_ns } = &mut pair.b;
+        stack.tcp_abort(*now_ns, arena, first_server);
+        stack.tcp_close(*now_ns, arena, second_server);
+        stack.tcp_close(*now_ns, arena, third_server);
+        pair.deliver_frames();
+        assert_eq!(ended(&mut pair.a), [Event::TcpEnded(first)]);
+        pair.advance(600 * SECOND_NS);
+        assert_eq!(ended(&mut pair.a), [Event::TcpEnded(second)], "after TIME-WAIT");
+        assert!([first, second, third].iter().all(|&id| !pair.a.stack.tcp_report_end(id)));
+    });
+}

@@ -11,6 +11,8 @@ pub(in crate::daemon) struct CommandQueue {
     /// Command deferred while other cores are queried for its port, or due now.
     pub(super) deferred: Option<Command>,
     port_query: PortQueryState,
+    /// The deferred command waits until the memory is measured or discarded.
+    pub(super) waits_for_memory: bool,
     /// Commands taken from the ring so far.
     pub(super) taken: u64,
 }
@@ -26,7 +28,13 @@ enum PortQueryState {
 
 impl CommandQueue {
     pub(super) fn new(ring: Receiver<WordRange, COMMAND_WORDS>) -> Self {
-        Self { ring, deferred: None, port_query: PortQueryState::NotStarted, taken: 0 }
+        Self {
+            ring,
+            deferred: None,
+            port_query: PortQueryState::NotStarted,
+            waits_for_memory: false,
+            taken: 0,
+        }
     }
 
     /// Next command, or `None` while a port query is in progress.
@@ -69,6 +77,11 @@ impl CommandQueue {
         (self.deferred, self.port_query) = (Some(command), PortQueryState::InProgress);
     }
 
+    /// Defers a command until the memory is measured or discarded.
+    pub(in crate::daemon) fn defer_for_memory(&mut self, command: Command) {
+        (self.deferred, self.waits_for_memory) = (Some(command), true);
+    }
+
     /// Ends the port query: the deferred command runs next, whatever its outcome.
     pub(in crate::daemon) fn on_port_query_done(&mut self) {
         self.port_query = PortQueryState::Done;
@@ -82,5 +95,6 @@ impl CommandQueue {
     /// Drops the deferred command of an application that has exited.
     pub(in crate::daemon) fn cancel_deferred(&mut self) {
         (self.deferred, self.port_query) = (None, PortQueryState::NotStarted);
+        self.waits_for_memory = false;
     }
 }

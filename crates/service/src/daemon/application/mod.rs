@@ -3,36 +3,45 @@
 mod coalescing;
 mod commands;
 mod kernel_sockets;
+mod memory_use;
 mod notifications;
 mod protocol_error;
 mod slots;
 pub(super) mod snapshot;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::RecvFlags;
 use tidegate_gate::CpuShare;
 use tidegate_memory::shared::{WakeFlag, WordRange};
 
+pub(super) use self::kernel_sockets::{BoundPort, KernelSocket};
+pub(super) use self::memory_use::WakeCores;
 pub(super) use self::protocol_error::ProtocolError;
 
 use self::coalescing::WakeCoalescing;
 use self::commands::CommandQueue;
 use self::kernel_sockets::KernelSockets;
+use self::memory_use::MemoryUse;
 use self::notifications::Notifier;
 use self::slots::SocketSlots;
 use crate::daemon::ids::{Identity, PayloadBytes, SocketKey};
 use crate::daemon::quota::AppSettings;
+use crate::daemon::workers::AppFd;
 use crate::ipc::command::{Command, Handle};
-use crate::ipc::handshake::{Welcome, send_welcome};
+use crate::ipc::handshake::Welcome;
 use crate::ipc::layout::SharedMemory;
 use crate::ipc::notification::Notification;
 use crate::ipc::takeover_token::TakeoverToken;
 
 /// Period over which an application's share of a core is measured.
 const SHARE_PERIOD_NS: u64 = 10_000_000;
+
+/// Wake-up bytes with which the connection is drained. A connection holds some 270.
+const DRAIN_BYTES: u64 = 64;
+/// Maximum calls to drain a connection; messages with descriptors take a call each.
+const MAX_DRAIN_CALLS: u32 = 1024;
 
 /// Attached application.
 pub(super) struct Application {
@@ -43,7 +52,9 @@ pub(super) struct Application {
     /// Token of the parent whose sockets this application inherits when it attaches.
     pub(super) parent_token: Option<TakeoverToken>,
     /// Daemon's end of the connection. A byte on it wakes the other side.
-    connection: Arc<OwnedFd>,
+    connection: AppFd,
+    /// The application has closed the connection.
+    pub(super) has_exited: bool,
     pub(super) commands: CommandQueue,
     notifier: Notifier,
     pub(super) daemon_sleeps: WakeFlag<WordRange>,
@@ -52,8 +63,7 @@ pub(super) struct Application {
     pub(super) kernel_sockets: KernelSockets,
     /// Quota of local ports that the application may bind.
     pub(super) max_ports: u32,
-    /// Quota of memory for the data of its sockets, in bytes.
-    max_memory_bytes: u64,
+    memory_use: MemoryUse,
     /// Limit on its share of the core's time.
     pub(super) cpu_share: CpuShare,
     /// Payload bytes moved through sockets that have ended.
@@ -66,7 +76,7 @@ impl Application {
     pub(super) fn new(
         identity: Identity,
         memory: SharedMemory,
-        connection: OwnedFd,
+        connection: AppFd,
         parent_token: Option<TakeoverToken>,
         settings: AppSettings,
     ) -> io::Result<Self> {
@@ -75,7 +85,8 @@ impl Application {
             identity,
             token: TakeoverToken::new()?,
             parent_token,
-            connection: Arc::new(connection),
+            connection,
+            has_exited: false,
             commands: CommandQueue::new(memory.command_receiver()?),
             notifier: Notifier::new(
                 memory.notification_sender()?,
@@ -87,44 +98,89 @@ impl Application {
             memory,
             kernel_sockets: KernelSockets::default(),
             max_ports: settings.quota.max_ports,
-            max_memory_bytes: settings.quota.max_memory_bytes,
+            memory_use: MemoryUse::new(settings.quota.max_memory_bytes),
             cpu_share: CpuShare::new(settings.quota.cpu_share_percent, SHARE_PERIOD_NS, 0),
             payload_bytes: PayloadBytes::default(),
             recent_work: 0,
         })
     }
 
-    /// Sends the welcome: its memory, its takeover token and the number of network cores.
-    pub(super) fn welcome(&self, core_count: usize) -> io::Result<()> {
+    /// Welcome: its memory, its takeover token and the number of network cores.
+    pub(super) fn welcome(&self, core_count: usize) -> Welcome {
         let (memory, token, cores) = (self.memory.clone(), self.token, core_count as u32);
-        send_welcome(self.as_fd(), &Welcome { memory, token, cores })
+        Welcome { memory, token, cores }
     }
 
-    /// Connection that wakes the daemon, for the next daemon.
-    pub(super) fn connection(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.connection)
+    /// Daemon's end of the connection.
+    pub(super) fn connection(&self) -> &AppFd {
+        &self.connection
     }
 
     /// Next command, or `None` while notifications are queued or a port query is in progress.
     pub(super) fn next_command(&mut self) -> Result<Option<Command>, ProtocolError> {
-        if self.notifier.has_queued() { Ok(None) } else { self.commands.next() }
+        if self.notifier.has_queued() || self.waits_for_memory() {
+            return Ok(None);
+        }
+        self.commands.next()
     }
 
     /// True if a command can run or notifications are queued.
     pub(super) fn has_work(&mut self) -> bool {
-        self.notifier.has_queued() || self.commands.has_work()
+        self.notifier.has_queued() || !self.waits_for_memory() && self.commands.has_work()
     }
 
-    /// True if the application may have one more socket: a free slot and memory within the quota.
-    pub(super) fn has_space(&mut self) -> bool {
-        self.slots.has_free()
-            && (self.has_memory() || self.slots.discard_free(&self.memory) && self.has_memory())
+    /// True while a command waits until the memory is measured or discarded.
+    fn waits_for_memory(&mut self) -> bool {
+        if self.commands.waits_for_memory {
+            self.free_discarded_slots();
+            self.commands.waits_for_memory = self.memory_use.is_pending();
+        }
+        self.commands.waits_for_memory
     }
 
-    fn has_memory(&self) -> bool {
-        // Without a quota the system call for the memory in use is saved.
-        self.max_memory_bytes == u64::MAX
-            || self.memory.allocated_bytes().is_ok_and(|used| used < self.max_memory_bytes)
+    /// True if the application may have one more socket: a free slot and memory within the quota,
+    /// as [`Application::check_space`] has found it.
+    pub(super) fn has_space(&self) -> bool {
+        self.slots.has_free() && self.memory_use.is_within_quota()
+    }
+
+    /// Finds out if there is space for one more socket. Returns false if a worker has to measure or
+    /// discard memory first; then check again for the same command.
+    pub(super) fn check_space(&mut self, wake: &WakeCores) -> bool {
+        self.free_discarded_slots();
+        if !self.slots.has_free() || !self.memory_use.is_limited() {
+            return self.slots.has_free() || !self.memory_use.is_pending();
+        }
+        if self.memory_use.is_pending() {
+            return false;
+        }
+        let mut dirty = Vec::new();
+        if self.memory_use.take_current() {
+            if !self.memory_use.is_within_quota() {
+                dirty = self.slots.take_dirty();
+            }
+            if dirty.is_empty() {
+                return true;
+            }
+        }
+        self.memory_use.start(&self.connection, &self.memory, wake, dirty, true);
+        false
+    }
+
+    /// Discards the memory of a slot, which is free afterwards.
+    pub(super) fn discard_slot(&mut self, slot: u32, wake: &WakeCores) {
+        self.memory_use.start(&self.connection, &self.memory, wake, vec![slot], false);
+    }
+
+    fn free_discarded_slots(&mut self) {
+        for slot in self.memory_use.collect() {
+            self.slots.free_discarded(slot);
+        }
+    }
+
+    /// Bytes of memory in use when they were last measured.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.memory_use.used_bytes()
     }
 
     /// Inserts a socket at its handle.
@@ -180,18 +236,28 @@ impl Application {
         Ok(self.notifier.publish(now_ns, &self.connection))
     }
 
-    /// Drains the wake-up bytes. Returns false if the application has closed the connection.
-    pub(super) fn is_alive(&self) -> bool {
-        let mut bytes = [0; 4096];
-        match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((len, _)) => len > 0,
-            Err(error) => error == rustix::io::Errno::AGAIN || error == rustix::io::Errno::INTR,
+    /// Handles a wake-up of the daemon. The byte stays in the connection: to receive it would close
+    /// the descriptors that the application has sent along. A worker drains the connection from
+    /// time to time.
+    pub(super) fn on_wake_up(&self, wake: &WakeCores) {
+        if rustix::io::ioctl_fionread(&self.connection).is_ok_and(|bytes| bytes >= DRAIN_BYTES) {
+            let wake = Arc::clone(wake);
+            self.connection.run(move |connection| {
+                drain(connection);
+                // A wake-up may have found the connection full.
+                wake();
+            });
         }
     }
 }
 
-impl AsFd for Application {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.connection.as_fd()
+/// Drains the wake-up bytes of a connection, and closes all descriptors sent along.
+fn drain(connection: &AppFd) {
+    let mut bytes = [0; 4096];
+    for _ in 0..MAX_DRAIN_CALLS {
+        match rustix::net::recv(connection, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((1.., _)) => {}
+            _ => break,
+        }
     }
 }

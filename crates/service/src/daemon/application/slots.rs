@@ -43,27 +43,27 @@ impl SocketSlots {
         !self.free_slots.is_empty()
     }
 
-    /// Discards the memory of free slots: a socket that moved little left it for the next socket
-    /// there. Returns true if there was any.
-    pub(super) fn discard_free(&mut self, memory: &SharedMemory) -> bool {
-        let mut discarded_any = false;
+    /// Removes the free slots with memory to discard: a socket that moved little left it for the
+    /// next socket there.
+    pub(super) fn take_dirty(&mut self) -> Vec<u32> {
+        let Self { generations, discarded_generations, free_slots, .. } = self;
+        let is_dirty = |&mut slot: &mut u32| {
+            let generation = generations.get(slot as usize);
+            generation.is_some() && generation != discarded_generations.get(slot as usize)
+        };
+        free_slots.extract_if(.., is_dirty).collect()
+    }
+
+    /// Frees a slot whose memory was discarded.
+    pub(super) fn free_discarded(&mut self, slot: u32) {
         self.discarded_generations.resize(self.generations.len(), 0);
-        for &slot in &self.free_slots {
-            let (Some(generation), Some(clean)) = (
-                self.generations.get(slot as usize),
-                self.discarded_generations.get_mut(slot as usize),
-            ) else {
-                continue;
-            };
-            if clean != generation
-                && let Ok(place) = memory.slot(slot)
-            {
-                place.discard();
-                *clean = *generation;
-                discarded_any = true;
-            }
+        let generation = self.generations.get(slot as usize);
+        if let (Some(generation), Some(discarded)) =
+            (generation, self.discarded_generations.get_mut(slot as usize))
+        {
+            *discarded = *generation;
         }
-        discarded_any
+        self.free(slot);
     }
 
     /// Reserves a free slot for a new socket; returns the socket's handle.

@@ -1,7 +1,6 @@
 //! Snapshot of an application for the next daemon.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +9,7 @@ use super::slots::SocketEntry;
 use crate::daemon::ids::{Identity, PayloadBytes, SocketKey};
 use crate::daemon::quota::AppSettings;
 use crate::daemon::snapshot_error::InvalidSnapshot;
+use crate::daemon::workers::AppFd;
 use crate::ipc::command::{COMMAND_WORDS, Command, Handle};
 use crate::ipc::layout::SharedMemory;
 use crate::ipc::notification::{NOTIFICATION_WORDS, Notification};
@@ -46,6 +46,10 @@ impl Application {
         // The next daemon reads from the rings how far this one got.
         self.notifier.ring.publish();
         self.commands.ring.release();
+        // A slot whose memory is being discarded right now would not be empty for the next daemon.
+        for slot in self.memory_use.cancel_discards() {
+            self.slots.free(slot);
+        }
         let saved = |entry: &SocketEntry| EntrySnapshot {
             handle: entry.handle,
             key: entry.key,
@@ -70,7 +74,7 @@ impl Application {
     pub(in crate::daemon) fn restore(
         snapshot: ApplicationSnapshot,
         memory: SharedMemory,
-        connection: OwnedFd,
+        connection: AppFd,
         settings: AppSettings,
     ) -> io::Result<Self> {
         let slot_count = memory.geometry().sockets as usize;

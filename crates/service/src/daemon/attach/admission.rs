@@ -7,7 +7,7 @@ use crate::daemon::application::Application;
 use crate::daemon::core::NetworkCore;
 use crate::daemon::core::message::CoreMessage;
 use crate::daemon::ids::AppNumber;
-use crate::ipc::handshake::send_refusal;
+use crate::ipc::handshake::{send_refusal, send_welcome};
 
 impl NetworkCore {
     /// Attaches an application. A fork child is forwarded until the core of its parent is found:
@@ -34,11 +34,13 @@ impl NetworkCore {
         match self.inherit_sockets(number) {
             Ok(()) => (self.log)(&format!("a fork child of {identity} attached")),
             Err(why) => {
-                if let Some(Some(app)) = self.apps.get(number as usize) {
-                    // The child may be gone.
-                    let _ = send_refusal(app.as_fd(), &why.to_string());
-                }
                 (self.log)(&format!("a fork child of {} was rejected: {why}", identity.name));
+                if let Some(Some(app)) = self.apps.get(number as usize) {
+                    app.connection().run(move |connection| {
+                        // The child may be gone.
+                        let _ = send_refusal(connection.as_fd(), &why.to_string());
+                    });
+                }
                 self.detach(number);
             }
         }
@@ -65,8 +67,11 @@ impl NetworkCore {
             None => Err(no_parent()),
         };
         if inherited.is_ok() {
-            // A child that misses the welcome has gone; the next check finds that out.
-            let _ = child.welcome(self.cores.count());
+            let welcome = child.welcome(self.cores.count());
+            child.connection().run(move |connection| {
+                // A child that misses the welcome has gone; the next check finds that out.
+                let _ = send_welcome(connection.as_fd(), &welcome);
+            });
         }
         self.apps[number as usize] = Some(child);
         inherited

@@ -2,22 +2,31 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::unix::net::UnixStream;
-use std::sync::{Arc, mpsc};
+use std::os::fd::AsFd;
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, getrlimit};
 use tidegate_memory::Doorbell;
 
 use super::bound_socket::BoundSocket;
 use super::heap_trim::HeapTrim;
-use super::hello::{HANDSHAKE_TIMEOUT, HandshakeOutcome, handle_hello};
+use super::hello::{HANDSHAKE_TIMEOUT, HelloHandler, UpgradeRequest};
 use crate::daemon::core::cores::Cores;
 use crate::daemon::log::Log;
+use crate::daemon::peer::Peer;
+use crate::daemon::upgrade::offer::offer_upgrade;
+use crate::daemon::workers::{AppFd, NOBODY};
+use crate::ipc::handshake::send_refusal;
 
 /// Maximum number of connections without a first message; further ones wait in the backlog.
 const MAX_PENDING_HANDSHAKES: usize = 256;
+/// Interval between checks for finished jobs while no connection is accepted.
+const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Time limit for the workers' jobs before an upgrade.
+const WORKERS_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Thread that accepts applications.
 pub(in crate::daemon) struct AttachListener {
@@ -40,7 +49,10 @@ impl AttachListener {
         let thread = std::thread::Builder::new().name("tidegate-door".into()).spawn(move || {
             if may_begin.recv().is_ok() {
                 socket.removes_on_drop = true;
-                accept_applications(&mut socket, &cores, &log, &stopped);
+                match Listener::new(&mut socket, cores, Arc::clone(&log)) {
+                    Ok(mut listener) => listener.run(&stopped),
+                    Err(error) => log(&format!("no application can attach: {error}")),
+                }
             }
         })?;
         Ok(Self { stop, thread: Some(thread) })
@@ -57,62 +69,165 @@ impl Drop for AttachListener {
     }
 }
 
-/// Accepts connections and handles their first message, without waiting for any single
-/// connection. After detached applications the heap is trimmed here, as no packets wait for
-/// this thread.
-fn accept_applications(socket: &mut BoundSocket, cores: &Cores, log: &Log, stop: &Arc<Doorbell>) {
-    let mut pending: VecDeque<(UnixStream, Instant)> = VecDeque::new();
-    let bell = cores.detach_bell();
-    bell.arm();
-    let mut heap_trim = HeapTrim::new(Instant::now());
-    loop {
-        let now = Instant::now();
-        heap_trim.trim_if_due(now);
-        while let Some((_, since)) = pending.front()
-            && now.duration_since(*since) >= HANDSHAKE_TIMEOUT
-        {
-            pending.pop_front();
-            log("a connection was closed: no first message within 1 s");
-        }
-        let timeout =
-            pending.front().map(|(_, since)| HANDSHAKE_TIMEOUT - now.duration_since(*since));
-        let timeout = timeout.into_iter().chain(heap_trim.time_left(now)).min().map(|left| {
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
-        });
-        let mut fds = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
-        fds.extend(pending.iter().map(|(connection, _)| PollFd::new(connection, PollFlags::IN)));
-        if pending.len() < MAX_PENDING_HANDSHAKES {
-            fds.push(PollFd::new(&socket.listener, PollFlags::IN));
-        }
-        let polled = poll(&mut fds, timeout.as_ref());
-        if !matches!(polled, Ok(_) | Err(rustix::io::Errno::INTR)) || !fds[0].revents().is_empty() {
-            return;
-        }
-        if !fds[1].revents().is_empty() {
-            heap_trim.on_detach(Instant::now());
-            bell.disarm();
-            bell.arm();
-        }
-        let readable: Vec<bool> = fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect();
-        let mut readable_iter = readable.into_iter();
-        let (ready, rest) = std::mem::take(&mut pending)
-            .into_iter()
-            .partition::<VecDeque<_>, _>(|_| readable_iter.next() == Some(true));
-        pending = rest;
-        for (connection, _) in ready {
-            match handle_hello(connection, socket, cores, log) {
-                Ok(HandshakeOutcome::Served) => {}
-                Ok(HandshakeOutcome::Replaced) => {
-                    socket.removes_on_drop = false;
+/// Connection without a first message.
+struct PendingConnection {
+    connection: AppFd,
+    peer: Peer,
+    since: Instant,
+}
+
+/// Accepts connections, and passes them to workers when their first message arrives. After
+/// detached applications the heap is trimmed here, as no packets wait for this thread.
+struct Listener<'l> {
+    socket: &'l mut BoundSocket,
+    handler: Arc<HelloHandler>,
+    upgrades: mpsc::Receiver<UpgradeRequest>,
+    pending: VecDeque<PendingConnection>,
+    heap_trim: HeapTrim,
+    /// Maximum number of unfinished jobs of the workers with which connections are accepted.
+    max_jobs: usize,
+}
+
+impl<'l> Listener<'l> {
+    fn new(socket: &'l mut BoundSocket, cores: Arc<Cores>, log: Log) -> io::Result<Self> {
+        let (sender, upgrades) = mpsc::channel();
+        let handler = HelloHandler {
+            config: socket.config.clone(),
+            cores,
+            log,
+            admission: RwLock::new(()),
+            upgrades: sender,
+            upgrade_bell: Doorbell::new()?,
+        };
+        let max_fds = getrlimit(Resource::Nofile).current;
+        let max_jobs = max_fds.map_or(usize::MAX, |max| (max / 2) as usize);
+        Ok(Self {
+            socket,
+            handler: Arc::new(handler),
+            upgrades,
+            pending: VecDeque::new(),
+            heap_trim: HeapTrim::new(Instant::now()),
+            max_jobs,
+        })
+    }
+
+    /// Runs until `stop` is rung or another daemon has taken over.
+    fn run(&mut self, stop: &Doorbell) {
+        let handler = Arc::clone(&self.handler);
+        let (detach_bell, upgrade_bell) = (handler.cores.detach_bell(), &handler.upgrade_bell);
+        detach_bell.arm();
+        loop {
+            upgrade_bell.arm();
+            while let Ok(request) = self.upgrades.try_recv() {
+                if self.offer_upgrade(request) {
+                    self.socket.removes_on_drop = false;
                     return;
                 }
-                Err(error) => log(&format!("a connection was rejected: {error}")),
+            }
+            let now = Instant::now();
+            self.heap_trim.trim_if_due(now);
+            let timeout = self.expire_pending(now);
+            let bells = [stop, detach_bell, upgrade_bell];
+            let mut fds: Vec<_> =
+                bells.iter().map(|bell| PollFd::new(bell, PollFlags::IN)).collect();
+            let connections = self.pending.iter().map(|pending| &pending.connection);
+            fds.extend(connections.map(|connection| PollFd::new(connection, PollFlags::IN)));
+            if self.may_accept() {
+                fds.push(PollFd::new(&self.socket.listener, PollFlags::IN));
+            }
+            let polled = poll(&mut fds, timeout.as_ref());
+            let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if !matches!(polled, Ok(_) | Err(rustix::io::Errno::INTR)) || is_ready[0] {
+                return;
+            }
+            if is_ready[1] {
+                self.heap_trim.on_detach(Instant::now());
+                detach_bell.disarm();
+                detach_bell.arm();
+            }
+            if is_ready[2] {
+                upgrade_bell.disarm();
+            }
+            self.start_handshakes(&is_ready[bells.len()..]);
+            self.accept();
+        }
+    }
+
+    /// Closes connections that have sent nothing in time. Returns the time until the next check.
+    fn expire_pending(&mut self, now: Instant) -> Option<Timespec> {
+        while let Some(first) = self.pending.front()
+            && now.duration_since(first.since) >= HANDSHAKE_TIMEOUT
+        {
+            self.pending.pop_front();
+            (self.handler.log)("a connection was closed: no first message within 1 s");
+        }
+        let pending =
+            self.pending.front().map(|first| HANDSHAKE_TIMEOUT - now.duration_since(first.since));
+        let busy = (!self.may_accept()).then_some(BUSY_RETRY_INTERVAL);
+        let timeout = pending.into_iter().chain(self.heap_trim.time_left(now)).chain(busy).min();
+        timeout.map(|left| Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        })
+    }
+
+    /// True if another connection can be accepted. Descriptors whose close hangs must not take the
+    /// whole table of the process.
+    fn may_accept(&self) -> bool {
+        self.pending.len() < MAX_PENDING_HANDSHAKES
+            && self.handler.cores.workers().unfinished() < self.max_jobs
+    }
+
+    /// Passes connections with a first message to workers.
+    fn start_handshakes(&mut self, is_readable: &[bool]) {
+        let mut readable = is_readable.iter();
+        let (ready, rest) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|_| readable.next() == Some(&true));
+        self.pending = rest;
+        for PendingConnection { connection, peer, .. } in ready {
+            let handler = Arc::clone(&self.handler);
+            connection.run(move |connection| {
+                if let Err(error) = handler.handle(connection, peer) {
+                    (handler.log)(&format!("a connection was rejected: {error}"));
+                }
+            });
+        }
+    }
+
+    fn accept(&mut self) {
+        while self.may_accept()
+            && let Ok((connection, _)) = self.socket.listener.accept()
+        {
+            let peer = Peer::of(&connection);
+            // The process has sent descriptors already, perhaps.
+            let uid = peer.as_ref().map_or(NOBODY, |peer| peer.uid);
+            let connection = AppFd::new(connection.into(), uid, self.handler.cores.workers());
+            match peer {
+                Ok(peer) => {
+                    let since = Instant::now();
+                    self.pending.push_back(PendingConnection { connection, peer, since });
+                }
+                Err(error) => {
+                    (self.handler.log)(&format!("a connection was rejected: {error}"));
+                    connection.run(move |connection| {
+                        // The peer may be gone.
+                        let _ = send_refusal(connection.as_fd(), &error.to_string());
+                    });
+                }
             }
         }
-        while pending.len() < MAX_PENDING_HANDSHAKES
-            && let Ok((connection, _)) = socket.listener.accept()
-        {
-            pending.push_back((connection, Instant::now()));
-        }
+    }
+
+    /// Hands over to another daemon. Returns true if it has taken over.
+    fn offer_upgrade(&self, UpgradeRequest { connection, peer }: UpgradeRequest) -> bool {
+        let HelloHandler { cores, log, admission, .. } = &*self.handler;
+        // Applications that have connected before attach to this daemon.
+        cores.workers().wait_until_idle(WORKERS_TIMEOUT);
+        let _admission = admission.write().unwrap_or_else(PoisonError::into_inner);
+        offer_upgrade(connection, peer, &self.socket.listener, cores, log).unwrap_or_else(|error| {
+            log(&format!("a connection was rejected: {error}"));
+            false
+        })
     }
 }

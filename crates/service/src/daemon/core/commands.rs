@@ -4,14 +4,13 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rustix::net::sockopt;
 use tidegate_device::sharded::PortSharing;
 use tidegate_device::steering::TransportProtocol;
-use tidegate_engine::PortClaim;
+use tidegate_engine::{HeldSocket, PortClaim};
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpOptions, UdpOptions};
 
 use super::server::SocketServer;
-use crate::daemon::application::{Application, ProtocolError};
+use crate::daemon::application::{Application, KernelSocket, ProtocolError};
 use crate::daemon::ids::{AppNumber, SocketKey, StackSocketId};
 use crate::daemon::socket::{AppSocket, SocketKind};
 use crate::ipc::command::{Command, Handle, Tag};
@@ -21,6 +20,9 @@ use crate::ipc::share_group::port_sharing;
 
 /// Maximum accept backlog of one listener, in connections.
 const MAX_BACKLOG: u32 = 65_535;
+/// Minimum of the keepalive times that an application may set, as at the kernel. Without minimum a
+/// connection would probe at every answer of its peer.
+const MIN_KEEPALIVE_MS: u32 = 1000;
 
 impl SocketServer {
     /// Socket that an application holds under this handle.
@@ -42,7 +44,7 @@ impl SocketServer {
                 return Ok(app.key(socket));
             }
             Command::SetOptions { socket, options } => {
-                self.set_options(app, socket, options);
+                self.set_options(app, socket, limited(options));
                 return Ok(None);
             }
             Command::Close { socket, reset_on_close } => {
@@ -80,19 +82,19 @@ impl SocketServer {
             Command::Listen { tag, local, backlog, share_group, options } => {
                 let (reuse_port, owner) =
                     port_sharing(share_group, options.reuse_port, app.identity.uid);
-                let options = options.reuse_port(reuse_port).owner(owner);
+                let options = limited(options.reuse_port(reuse_port).owner(owner));
                 (tag, self.listen(number, app, local, backlog, options))
             }
             Command::Accept { tag, listener } => (tag, self.accept(number, app, listener)),
             Command::ConnectTcp { tag, local, remote, options } => {
-                (tag, self.connect(number, app, local, remote, options))
+                (tag, self.connect(number, app, local, remote, limited(options)))
             }
         };
         answer(app, tag, outcome)
     }
 
     /// Checks the quotas for one more bound port.
-    fn check_port_quota(&self, app: &mut Application) -> io::Result<()> {
+    fn check_port_quota(&self, app: &Application) -> io::Result<()> {
         check_space(app)?;
         if app.max_ports == u32::MAX {
             return Ok(());
@@ -123,8 +125,7 @@ impl SocketServer {
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
         let (port, dual) = (self.engine.device(), options.dual_stack);
-        let kernel_socket =
-            app.kernel_sockets.take(TransportProtocol::Udp, local).map(|(held, _)| held);
+        let kernel_socket = app.kernel_sockets.take(TransportProtocol::Udp, local).map(held);
         let claim = self.claims.claim(port, TransportProtocol::Udp, local, dual, kernel_socket);
         let sharing = PortSharing::new(options.reuse_port, options.owner);
         let claim = claim.and_then(|claim| {
@@ -170,8 +171,9 @@ impl SocketServer {
     ) -> io::Result<OpenedSocket> {
         self.check_port_quota(app)?;
         let (port, dual) = (self.engine.device(), options.dual_stack);
-        let (kernel_socket, part) = app.kernel_sockets.take(TransportProtocol::Tcp, local).unzip();
-        let cookie = kernel_socket.as_ref().and_then(|held| sockopt::socket_cookie(held).ok());
+        let registered = app.kernel_sockets.take(TransportProtocol::Tcp, local);
+        let share = registered.as_ref().map(|socket| (socket.cookie, socket.shard));
+        let kernel_socket = registered.map(held);
         let claim = self.claims.claim(port, TransportProtocol::Tcp, local, dual, kernel_socket)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
         let backlog = backlog.clamp(1, MAX_BACKLOG) as usize;
@@ -198,8 +200,8 @@ impl SocketServer {
         };
         let key = self.add_socket(number, app, make).inspect_err(|_| self.close_listener(id))?;
         self.socket_index.insert(StackSocketId::Listener(id), key);
-        if let Some((cookie, part)) = cookie.zip(part) {
-            self.transfers.share_listener(app, key, cookie, part);
+        if let Some((cookie, shard)) = share {
+            self.transfers.share_listener(app, key, cookie, shard);
         }
         self.granted(key)
     }
@@ -237,7 +239,7 @@ impl SocketServer {
         check_space(app)?;
         let kernel_socket =
             local.and_then(|local| app.kernel_sockets.take(TransportProtocol::Tcp, local));
-        let kernel_socket = kernel_socket.map(|(held, _)| held);
+        let kernel_socket = kernel_socket.map(held);
         let claim =
             self.claims.claim_for_peer(self.engine.device(), local, remote, kernel_socket)?;
         let local = claim.as_ref().map(|claim| claim.local()).or(local);
@@ -332,7 +334,22 @@ impl SocketServer {
     }
 }
 
-fn check_space(app: &mut Application) -> io::Result<()> {
+/// Options of an application, within the limits of the daemon.
+fn limited(mut options: TcpOptions) -> TcpOptions {
+    if let Some(keepalive) = &mut options.keepalive {
+        keepalive.idle_ms = keepalive.idle_ms.max(MIN_KEEPALIVE_MS);
+        keepalive.interval_ms = keepalive.interval_ms.max(MIN_KEEPALIVE_MS);
+        keepalive.probes = keepalive.probes.max(1);
+    }
+    options
+}
+
+/// Kernel socket of an application as it is held with a claim.
+fn held(kernel_socket: KernelSocket) -> Arc<dyn HeldSocket> {
+    Arc::new(kernel_socket.socket)
+}
+
+fn check_space(app: &Application) -> io::Result<()> {
     if app.has_space() { Ok(()) } else { Err(ErrorKind::QuotaExceeded.into()) }
 }
 
@@ -346,4 +363,23 @@ fn answer(
     let outcome = outcome.map_err(|error| error.kind());
     app.answer(Notification::Reply { tag, outcome })?;
     Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_stack::Keepalive;
+
+    use super::*;
+
+    #[test]
+    fn keepalive_times_have_a_minimum() {
+        let with = |keepalive| TcpOptions { keepalive, ..TcpOptions::default() };
+        let zero = Keepalive { idle_ms: 0, interval_ms: 0, probes: 0 };
+        let min = Keepalive { idle_ms: 1000, interval_ms: 1000, probes: 1 };
+        let long = Keepalive { idle_ms: 7_200_000, interval_ms: 75_000, probes: 9 };
+        for (set, used) in [(zero, min), (min, min), (long, long)] {
+            assert_eq!(limited(with(Some(set))), with(Some(used)));
+        }
+        assert_eq!(limited(with(None)), with(None));
+    }
 }

@@ -1,9 +1,11 @@
 //! State shared by the network cores of a daemon.
 
+use std::collections::HashMap;
 use std::io;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use tidegate_device::sharded::FlowSteering;
 use tidegate_memory::Doorbell;
@@ -11,11 +13,16 @@ use tidegate_memory::Doorbell;
 use super::inbox::InboxSender;
 use super::load::CoreLoad;
 use super::message::CoreMessage;
-use crate::daemon::application::Application;
+use crate::daemon::application::{Application, WakeCores};
 use crate::daemon::report::DaemonReport;
+use crate::daemon::workers::UserWorkers;
+use crate::ipc::layout::SharedMemory;
 
 /// Attempts to get reports of all cores in which every application occurs exactly once.
 const MAX_REPORT_ATTEMPTS: usize = 1000;
+
+/// Time limit for the measurement of the applications' memory, for a report.
+const MEASUREMENT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Times a search goes around all cores: its target may be migrating from one core to the next.
 const SEARCH_LAPS: usize = 64;
@@ -32,6 +39,9 @@ pub(in crate::daemon) struct Cores {
     flow_steering: Option<Arc<FlowSteering>>,
     /// Rung when an application was detached; the attach listener waits on it.
     detach_bell: Doorbell,
+    workers: UserWorkers,
+    /// Wakes all cores that sleep.
+    wake: WakeCores,
 }
 
 impl Cores {
@@ -39,7 +49,9 @@ impl Cores {
         inboxes: Vec<InboxSender>,
         limits: &RangeInclusive<usize>,
         flow_steering: Option<Arc<FlowSteering>>,
+        workers: UserWorkers,
     ) -> io::Result<Self> {
+        let bells: Vec<_> = inboxes.iter().map(|inbox| Arc::clone(&inbox.bell)).collect();
         let cores = Self {
             loads: inboxes.iter().map(|_| CoreLoad::default()).collect(),
             inboxes,
@@ -47,6 +59,8 @@ impl Cores {
             is_gathering: AtomicBool::new(false),
             flow_steering,
             detach_bell: Doorbell::new()?,
+            workers,
+            wake: Arc::new(move || bells.iter().for_each(|bell| bell.ring())),
         };
         cores.set_used(*limits.start());
         Ok(cores)
@@ -55,6 +69,16 @@ impl Cores {
     /// Doorbell that is rung when an application was detached.
     pub(in crate::daemon) fn detach_bell(&self) -> &Doorbell {
         &self.detach_bell
+    }
+
+    /// Workers for what an application can delay.
+    pub(in crate::daemon) fn workers(&self) -> &UserWorkers {
+        &self.workers
+    }
+
+    /// Wakes all cores that sleep.
+    pub(in crate::daemon) fn wake(&self) -> &WakeCores {
+        &self.wake
     }
 
     /// Number of cores.
@@ -145,15 +169,47 @@ impl Cores {
     pub(in crate::daemon) fn report(&self) -> io::Result<DaemonReport> {
         let mut attempts_left = MAX_REPORT_ATTEMPTS;
         loop {
-            let reports =
+            let answers =
                 self.inboxes.iter().map(InboxSender::report).collect::<io::Result<Vec<_>>>()?;
-            let report = DaemonReport::merge(reports, self.used());
+            let mut memories = Vec::new();
+            let reports = answers.into_iter().map(|answer| {
+                memories.extend(answer.memories);
+                answer.report
+            });
+            let mut report = DaemonReport::merge(reports.collect(), self.used());
             attempts_left -= 1;
             // An application that is migrating may be missing, or reported twice.
             if report.applications.len() == self.application_count() || attempts_left == 0 {
+                self.measure_memory(&mut report, memories);
                 return Ok(report);
             }
             std::thread::yield_now();
+        }
+    }
+
+    /// Measures the memory of the applications in a report. The memory of an application that
+    /// holds up the measurement is reported as it was measured last.
+    fn measure_memory(&self, report: &mut DaemonReport, memories: Vec<SharedMemory>) {
+        let mut by_user: HashMap<u32, Vec<_>> = HashMap::new();
+        for (index, (app, memory)) in report.applications.iter().zip(memories).enumerate() {
+            by_user.entry(app.identity.uid).or_default().push((index, memory));
+        }
+        let (sender, measured) = mpsc::channel();
+        for (uid, memories) in by_user {
+            let sender = sender.clone();
+            self.workers.run(uid, move || {
+                for (index, memory) in memories {
+                    // The report may be sent already.
+                    let _ = sender.send((index, memory.allocated_bytes().unwrap_or(0)));
+                }
+            });
+        }
+        drop(sender);
+        let until = Instant::now() + MEASUREMENT_TIMEOUT;
+        while let Ok((index, bytes)) =
+            measured.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            report.applications[index].memory_bytes = bytes;
         }
     }
 }

@@ -37,7 +37,10 @@ impl NetworkCore {
     }
 
     fn sleep(&mut self) -> io::Result<()> {
-        if self.apps.iter_mut().flatten().any(|app| app.has_work()) {
+        if self.apps.iter_mut().flatten().any(|app| app.has_exited || app.has_work()) {
+            return Ok(());
+        }
+        if self.server.engine.stack().has_events() {
             return Ok(());
         }
         let Some(sleep) = self.server.engine.prepare_sleep()? else { return Ok(()) };
@@ -55,10 +58,8 @@ impl NetworkCore {
         // While receiving is held back, frames stay in the device.
         let port = self.wake_fds.device.as_ref().filter(|_| !receive_paused).map(AsFd::as_fd);
         let own = port.into_iter().chain(self.wake_fds.neighbours.as_ref().map(AsFd::as_fd));
-        let apps = self.apps.iter().flatten().map(|app| app.as_fd());
         let mut fds: Vec<PollFd<'_>> = own
-            .chain([self.inbox.bell.as_fd()])
-            .chain(apps)
+            .chain([self.inbox.bell.as_fd(), self.app_events.as_fd()])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         match poll(&mut fds, timeout.as_ref()) {

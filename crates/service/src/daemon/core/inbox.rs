@@ -5,8 +5,7 @@ use std::sync::{Arc, mpsc};
 
 use tidegate_memory::Doorbell;
 
-use super::message::CoreMessage;
-use crate::daemon::report::DaemonReport;
+use super::message::{CoreMessage, ReportAnswer};
 
 /// Sender to a core's inbox.
 #[derive(Clone)]
@@ -44,7 +43,7 @@ impl InboxSender {
     ///
     /// # Errors
     /// When the core has ended.
-    pub(in crate::daemon) fn report(&self) -> io::Result<DaemonReport> {
+    pub(in crate::daemon) fn report(&self) -> io::Result<ReportAnswer> {
         let (sender, receiver) = mpsc::channel();
         self.send(CoreMessage::Report(sender))?;
         receiver.recv().map_err(|_| io::Error::other("the network core has ended"))

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 
 use tidegate_device::sharded::{LocalPort, PortSharing};
-use tidegate_engine::PortClaim;
+use tidegate_engine::{HeldSocket, PortClaim};
 use tidegate_gate::Settings;
 use tidegate_stack::{ExtractedSockets, TcpId};
 
@@ -15,6 +15,7 @@ use crate::daemon::report::{DaemonReport, GateState};
 use crate::daemon::socket::AppSocket;
 use crate::daemon::transfer::request::TransferRequest;
 use crate::daemon::transfer::table::{FdCookie, SocketTransfer};
+use crate::daemon::workers::AppFd;
 use crate::ipc::layout::SharedMemory;
 use crate::ipc::takeover_token::TakeoverToken;
 
@@ -34,7 +35,7 @@ pub(in crate::daemon) enum CoreMessage {
     /// Migrate the application of a process to another core.
     MigrateProcess { pid: u32, to: usize },
     /// Report on this core and its applications.
-    Report(mpsc::Sender<DaemonReport>),
+    Report(mpsc::Sender<ReportAnswer>),
     /// Apply receive-scheduling settings, if given, and return the state.
     Gate(Option<Settings>, mpsc::Sender<io::Result<GateState>>),
     /// Move everything to the primary core, then answer with `Gathered`.
@@ -45,6 +46,12 @@ pub(in crate::daemon) enum CoreMessage {
     HandOver(HandoverRequest),
     /// Stop.
     Stop,
+}
+
+/// Report of a core, with the shared memory of each application in it.
+pub(in crate::daemon) struct ReportAnswer {
+    pub(in crate::daemon) report: DaemonReport,
+    pub(in crate::daemon) memories: Vec<SharedMemory>,
 }
 
 /// Query of a core for a port that another core has.
@@ -108,9 +115,11 @@ pub(in crate::daemon) struct HandoverPackage {
 #[derive(Default)]
 pub(in crate::daemon) struct StateFds {
     pub(in crate::daemon) memories: Vec<SharedMemory>,
-    pub(in crate::daemon) connections: Vec<Arc<OwnedFd>>,
-    /// Kernel sockets of the port claims, then the descriptor left of the device.
-    pub(in crate::daemon) claims_and_device: Vec<OwnedFd>,
+    pub(in crate::daemon) connections: Vec<AppFd>,
+    /// Kernel sockets of the port claims.
+    pub(in crate::daemon) claims: Vec<Arc<dyn HeldSocket>>,
+    /// Descriptor left of the device.
+    pub(in crate::daemon) device: Option<OwnedFd>,
 }
 
 impl StateFds {
@@ -118,6 +127,8 @@ impl StateFds {
     pub(in crate::daemon) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let memories = self.memories.iter().flat_map(SharedMemory::regions).map(AsFd::as_fd);
         let connections = self.connections.iter().map(AsFd::as_fd);
-        memories.chain(connections).chain(self.claims_and_device.iter().map(AsFd::as_fd)).collect()
+        let claims = self.claims.iter().map(AsFd::as_fd);
+        let device = self.device.iter().map(AsFd::as_fd);
+        memories.chain(connections).chain(claims).chain(device).collect()
     }
 }

@@ -4,6 +4,7 @@
 //! handled by a [`MessageHandler`], so nothing in this folder depends on migration, upgrade or
 //! admission.
 
+mod app_events;
 mod commands;
 pub(super) mod cores;
 mod idle;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 
 use tidegate_engine::WakeFds;
 
+use self::app_events::AppEvents;
 use self::cores::Cores;
 use self::inbox::Inbox;
 use self::load::LoadMeter;
@@ -43,10 +45,16 @@ pub(super) struct NetworkCore {
     pub(super) server: SocketServer,
     pub(super) wake_fds: WakeFds,
     pub(super) apps: Vec<Option<Box<Application>>>,
+    app_events: AppEvents,
     /// Application that has the first turn in the next round.
     first_turn: usize,
-    /// Sockets to poll again, as the device was full or the socket is new on this core.
+    /// Sockets to poll again: the device was full, the application had written more than one poll
+    /// takes, or the socket is new on this core.
     pub(super) poll_queue: Vec<SocketKey>,
+    /// Applications may have a limited share of the core.
+    limits_shares: bool,
+    /// A socket in the queue has more than one poll takes.
+    has_more: bool,
     inbox: Inbox,
     /// Message that arrived while the core was going to sleep.
     early_message: Option<CoreMessage>,
@@ -97,8 +105,11 @@ impl NetworkCore {
             cores,
             wake_fds,
             apps: Vec::new(),
+            app_events: AppEvents::new()?,
             first_turn: 0,
             poll_queue: Vec::new(),
+            limits_shares: false,
+            has_more: false,
             inbox,
             early_message: None,
             meter: LoadMeter::default(),
@@ -141,8 +152,9 @@ impl NetworkCore {
         let received = self.server.engine.poll()?;
         self.measure_load(handler);
         let events = self.handle_events();
-        let commands = self.serve_applications(messages + received + events == 0);
-        let looks = self.poll_queued();
+        let is_idle = messages + received + events == 0;
+        let commands = self.serve_applications(is_idle);
+        let looks = self.poll_queued(is_idle && commands == 0);
         if events + commands + looks > 0 {
             let (stack, arena, now_ns) = self.server.engine.parts();
             stack.tcp_flush(now_ns, arena);
@@ -158,7 +170,7 @@ impl NetworkCore {
             self.server.engine.on_cpu_contention();
         }
         self.others_ran = false;
-        let is_busy = messages + received + events + commands > 0;
+        let is_busy = messages + received + events + commands > 0 || self.has_more;
         self.meter.set_busy(is_busy);
         if is_busy {
             self.check_periodically();
@@ -210,6 +222,7 @@ impl NetworkCore {
             self.apps.len() - 1
         });
         self.apps[index] = Some(app);
+        self.watch(index as AppNumber);
         index as AppNumber
     }
 }

@@ -2,7 +2,7 @@
 
 use super::NetworkCore;
 use super::server::SocketServer;
-use crate::daemon::application::ProtocolError;
+use crate::daemon::application::{Application, ProtocolError};
 use crate::daemon::ids::{AppNumber, SocketKey};
 
 impl NetworkCore {
@@ -12,7 +12,7 @@ impl NetworkCore {
         while let Some(event) = self.server.engine.poll_event() {
             events += 1;
             if let Some(key) = self.server.socket_index.of_event(event) {
-                self.poll_socket(key);
+                self.poll_and_charge(key);
             }
         }
         events
@@ -23,7 +23,9 @@ impl NetworkCore {
         let SocketServer { engine, sockets, .. } = &mut self.server;
         let Some(socket) = sockets.get_mut(key) else { return };
         let Ok(looked) = socket.poll(engine) else { return self.on_protocol_error(key) };
-        if looked.poll_again && !std::mem::replace(&mut socket.in_poll_queue, true) {
+        self.has_more |= looked.has_more;
+        let again = looked.device_full || looked.has_more;
+        if again && !std::mem::replace(&mut socket.in_poll_queue, true) {
             self.poll_queue.push(key);
         }
         if looked.notify {
@@ -35,17 +37,46 @@ impl NetworkCore {
         }
     }
 
-    /// Polls the sockets in the queue. Returns their number.
-    pub(super) fn poll_queued(&mut self) -> usize {
-        let again = std::mem::take(&mut self.poll_queue);
-        let count = again.len();
-        for key in again {
-            if let Some(socket) = self.server.sockets.get_mut(key) {
+    /// Polls the sockets in the queue, except those of applications that have used up their share
+    /// of the core, unless the core is otherwise idle. Returns the number of sockets polled.
+    pub(super) fn poll_queued(&mut self, is_idle: bool) -> usize {
+        self.has_more = false;
+        let (mut count, (_, _, now_ns)) = (0, self.server.engine.parts());
+        for key in std::mem::take(&mut self.poll_queue) {
+            let waits = !is_idle
+                && self.limits_shares
+                && self
+                    .limited_holder(key)
+                    .is_some_and(|app| app.cpu_share.paused_until(now_ns).is_some());
+            if waits {
+                self.poll_queue.push(key);
+            } else if let Some(socket) = self.server.sockets.get_mut(key) {
                 socket.in_poll_queue = false;
-                self.poll_socket(key);
+                count += 1;
+                self.poll_and_charge(key);
             }
         }
         count
+    }
+
+    /// Polls a socket, and charges the time to its application if its share is limited.
+    fn poll_and_charge(&mut self, key: SocketKey) {
+        if !self.limits_shares {
+            return self.poll_socket(key);
+        }
+        let began_ns = self.server.engine.read_clock();
+        self.poll_socket(key);
+        let now_ns = self.server.engine.read_clock();
+        if let Some(app) = self.limited_holder(key) {
+            app.cpu_share.charge(now_ns, now_ns.saturating_sub(began_ns));
+        }
+    }
+
+    /// Application that holds a socket alone or first, if its share of the core is limited.
+    fn limited_holder(&mut self, key: SocketKey) -> Option<&mut Application> {
+        let holder = self.server.sockets.get(key)?.holders.first()?;
+        let app = self.apps.get_mut(holder.app as usize)?.as_deref_mut()?;
+        app.cpu_share.is_limited().then_some(app)
     }
 
     /// Notifies the holders of a socket of a change.
@@ -85,6 +116,7 @@ impl NetworkCore {
     /// Frees the slots that ended sockets had at their holders.
     pub(in crate::daemon) fn free_ended_sockets(&mut self) {
         while let Some(gone) = self.server.ended.pop() {
+            let is_dirty = gone.needs_discard();
             for holder in &gone.holders {
                 if let Some(Some(app)) = self.apps.get_mut(holder.app as usize) {
                     let is_own = gone.slot.is_in(&app.memory);
@@ -96,7 +128,15 @@ impl NetworkCore {
             if let Some(Some(app)) = self.apps.get_mut(gone.origin.app as usize)
                 && gone.slot.is_in(&app.memory)
             {
-                app.slots.free(gone.origin.slot);
+                match is_dirty {
+                    true => app.discard_slot(gone.origin.slot, self.cores.wake()),
+                    false => app.slots.free(gone.origin.slot),
+                }
+            } else if is_dirty
+                && let Some(holder) = gone.holders.first()
+                && let Some(Some(app)) = self.apps.get(holder.app as usize)
+            {
+                app.connection().run(move |_| gone.slot.discard());
             }
         }
     }

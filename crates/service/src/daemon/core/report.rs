@@ -6,6 +6,7 @@ use tidegate_gate::Settings;
 use tidegate_stack::QUEUE_FILL_SCALE;
 
 use super::NetworkCore;
+use super::message::ReportAnswer;
 use super::server::SocketServer;
 use crate::daemon::application::Application;
 use crate::daemon::ids::PayloadBytes;
@@ -14,10 +15,12 @@ use crate::daemon::socket::{AppSocket, SocketKind};
 
 impl NetworkCore {
     /// Report of this core and its applications.
-    pub(in crate::daemon) fn report(&mut self) -> DaemonReport {
+    pub(in crate::daemon) fn report(&mut self) -> ReportAnswer {
         let busy = self.cores.load(self.index).last_report().busy_permille;
         let apps = self.apps.iter().flatten();
-        DaemonReport::of_core(self.index, busy, &mut self.server, apps)
+        let memories = apps.clone().map(|app| app.memory.clone()).collect();
+        let report = DaemonReport::of_core(self.index, busy, &mut self.server, apps);
+        ReportAnswer { report, memories }
     }
 
     /// Applies receive-scheduling settings, if given. Returns the settings in force and the
@@ -47,7 +50,7 @@ impl DaemonReport {
                 commands: app.commands.taken(),
                 bytes_in: payload_bytes(host, app).to_app,
                 bytes_out: payload_bytes(host, app).from_app,
-                memory_bytes: app.memory.allocated_bytes().unwrap_or(0),
+                memory_bytes: app.memory_bytes(),
                 sockets: app
                     .sockets()
                     .filter_map(|(_, key)| Some(SocketReport::new(host, host.sockets.get(key)?)))

@@ -5,7 +5,6 @@ use super::NetworkCore;
 use super::server::SocketServer;
 use crate::daemon::application::ProtocolError;
 use crate::daemon::ids::{AppNumber, SocketKey};
-use crate::daemon::socket::PollResult;
 use crate::ipc::layout::COMMAND_RING_SLOTS;
 
 /// Interval between checks for exited applications while the core is busy.
@@ -72,6 +71,10 @@ impl NetworkCore {
                 }
             }
             let Some(Some(app)) = self.apps.get_mut(number as usize) else { return Ok(done) };
+            if command.opens_socket() && !self.is_reaping && !app.check_space(self.cores.wake()) {
+                app.commands.defer_for_memory(command);
+                continue;
+            }
             let key = self.server.execute(number, app, command)?;
             self.free_ended_sockets();
             if let Some(key) = key {
@@ -94,6 +97,7 @@ impl NetworkCore {
         let Some(mut app) = self.apps.get_mut(number as usize).and_then(Option::take) else {
             return;
         };
+        self.unwatch(&app);
         let all: Vec<SocketKey> = app.sockets().map(|(_, key)| key).collect();
         for key in all {
             let SocketServer { engine, sockets, .. } = &mut self.server;
@@ -104,7 +108,7 @@ impl NetworkCore {
                 self.poll_socket(key);
                 continue;
             }
-            let is_done = matches!(socket.poll(engine), Ok(PollResult { is_done: true, .. }));
+            let is_done = socket.poll_finally(engine);
             self.server.end_socket(key, !is_done);
         }
         self.free_ended_sockets();
@@ -150,12 +154,13 @@ impl NetworkCore {
     /// Reaps exited applications, so that their ports are free; `exempt` is not checked.
     pub(in crate::daemon) fn reap_except(&mut self, exempt: Option<AppNumber>) {
         let all = (0..self.apps.len() as AppNumber).filter(|&number| Some(number) != exempt);
-        all.for_each(|number| self.reap_if_dead(number));
+        self.collect_app_events();
+        all.for_each(|number| self.reap_if_exited(number));
     }
 
-    fn reap_if_dead(&mut self, number: AppNumber) {
+    fn reap_if_exited(&mut self, number: AppNumber) {
         let Some(Some(app)) = self.apps.get(number as usize) else { return };
-        if !app.is_alive() {
+        if app.has_exited {
             (self.log)(&format!("{} has exited", app.identity));
             self.reap(number);
         }

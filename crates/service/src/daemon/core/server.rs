@@ -103,7 +103,6 @@ impl SocketServer {
     /// Ends a socket, in the stack too.
     pub(super) fn end_socket(&mut self, key: SocketKey, abrupt: bool) {
         let Some(mut socket) = self.sockets.remove(key) else { return };
-        socket.discard_memory();
         let claim = socket.claim.take();
         match &mut socket.kind {
             SocketKind::Udp(datagrams) => {
@@ -148,7 +147,7 @@ impl SocketServer {
             true => stack.tcp_abort(now_ns, arena, id),
             false => stack.tcp_close(now_ns, arena, id),
         }
-        self.claims.release_after_close(id, claim);
+        self.claims.release_after_close(stack, id, claim);
     }
 
     /// Claims the port of a new socket among the network cores.

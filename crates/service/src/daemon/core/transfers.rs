@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use super::find_by_token;
 use super::server::SocketServer;
-use crate::daemon::application::Application;
+use crate::daemon::application::{Application, KernelSocket};
 use crate::daemon::ids::SocketKey;
 use crate::daemon::transfer::request::{TransferRequest, answer};
 use crate::ipc::handshake::{Shard, TransferOperation};
@@ -17,7 +17,8 @@ impl SocketServer {
         request: TransferRequest,
     ) -> Option<SocketKey> {
         let fd_cookie = request.fd_cookie();
-        let TransferRequest { connection, token, operation, descriptor, .. } = request;
+        let TransferRequest { connection, token, operation, descriptor, port, cookie, .. } =
+            request;
         let Self { engine, sockets, transfers, .. } = self;
         let mut left = None;
         let outcome = match find_by_token(apps, token) {
@@ -35,9 +36,15 @@ impl SocketServer {
                 TransferOperation::Receive(_) => {
                     transfers.receive(sockets, engine, number, app, fd_cookie).map(Some)
                 }
-                TransferOperation::ReservePort(shard) => {
-                    app.kernel_sockets.register(descriptor, shard).map(|()| None)
-                }
+                TransferOperation::ReservePort(shard) => match port {
+                    Some(port) => {
+                        let kernel_socket =
+                            KernelSocket { socket: descriptor, port, cookie, shard };
+                        app.kernel_sockets.register(kernel_socket);
+                        Ok(None)
+                    }
+                    None => Err(ErrorKind::InvalidInput.into()),
+                },
             },
         };
         let to_poll = left.and_then(|key| self.close_unshared(key, false));

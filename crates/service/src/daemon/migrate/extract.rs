@@ -116,6 +116,7 @@ impl NetworkCore {
     ) -> Vec<(AppNumber, Box<Application>)> {
         let mut remove = |number: AppNumber| {
             let app = self.apps.get_mut(number as usize)?.take()?;
+            self.unwatch(&app);
             Some((number, app))
         };
         numbers.into_iter().filter_map(&mut remove).collect()

@@ -47,7 +47,10 @@ impl NetworkCore {
         flow_steering.hand_over(from_core, self.index, ports);
         for (id, claim) in closing {
             match ids.connection(id) {
-                Some(id) => self.server.claims.release_after_close(id, Some(claim)),
+                Some(id) => {
+                    let (stack, _, _) = self.server.engine.parts();
+                    self.server.claims.release_after_close(stack, id, Some(claim));
+                }
                 None => self.server.release_claim(Some(claim)),
             }
         }

@@ -29,6 +29,7 @@ impl NetworkCore {
             return self.forward_query(query);
         }
         self.reap_except(None);
+        self.handle_events();
         self.server.release_closed();
         let claims = self.server.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
         let is_used = claims.map(|claim| claim.local_port()).any(|used| used == port);

@@ -4,6 +4,8 @@ pub(super) mod pending_datagram;
 pub(super) mod snapshot;
 pub(super) mod table;
 mod tcp;
+#[cfg(test)]
+mod tests;
 mod udp;
 
 use std::io;
@@ -24,6 +26,14 @@ use crate::ipc::status::{SocketState, Status};
 
 /// Payload up to which an ended socket leaves its memory to the next socket of its slot.
 const DISCARD_THRESHOLD_BYTES: u64 = 16 << 10;
+
+/// Maximum bytes that one poll takes from an application's stream. An application that goes on
+/// writing gets the rest in the next round, after all others.
+const MAX_POLL_BYTES: usize = 128 << 10;
+/// Maximum datagrams that one poll takes from an application's stream.
+const MAX_POLL_DATAGRAMS: usize = 128;
+/// Maximum polls of a socket whose application has exited.
+const MAX_FINAL_POLLS: usize = 64;
 
 /// Socket of one or several applications.
 pub(super) struct AppSocket {
@@ -87,7 +97,9 @@ pub(super) struct PollResult {
     /// The holders must be notified.
     pub(super) notify: bool,
     /// The device was full: poll again soon.
-    pub(super) poll_again: bool,
+    pub(super) device_full: bool,
+    /// The application has written more than one poll takes: poll again in the next round.
+    pub(super) has_more: bool,
     /// The socket has no more to do and can be removed.
     pub(super) is_done: bool,
 }
@@ -261,13 +273,24 @@ impl AppSocket {
         }
     }
 
-    /// Discards the stream memory of an ended socket, unless it moved so little that the call
-    /// would cost more.
-    pub(super) fn discard_memory(&self) {
-        let PayloadBytes { to_app, from_app } = self.payload_bytes();
-        if to_app + from_app > DISCARD_THRESHOLD_BYTES {
-            self.slot.discard();
+    /// Polls the socket of an exited application for the last time. Returns true if it has no more
+    /// to do.
+    pub(super) fn poll_finally(&mut self, engine: &mut Engine) -> bool {
+        let mut polled = self.poll(engine);
+        for _ in 1..MAX_FINAL_POLLS {
+            if !matches!(polled, Ok(PollResult { has_more: true, .. })) {
+                break;
+            }
+            polled = self.poll(engine);
         }
+        polled.is_ok_and(|polled| polled.is_done)
+    }
+
+    /// True if the stream memory of the ended socket must be discarded: unless the socket moved so
+    /// little that the call would cost more.
+    pub(super) fn needs_discard(&self) -> bool {
+        let PayloadBytes { to_app, from_app } = self.payload_bytes();
+        to_app + from_app > DISCARD_THRESHOLD_BYTES
     }
 
     /// Payload bytes moved so far.

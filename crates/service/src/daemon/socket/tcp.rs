@@ -4,7 +4,7 @@ use tidegate_engine::Engine;
 use tidegate_memory::shared::PeerError;
 use tidegate_stack::{Shutdown, TcpError, TcpState};
 
-use super::{AppSocket, PollResult, SocketKind, TcpEndpoint};
+use super::{AppSocket, MAX_POLL_BYTES, PollResult, SocketKind, TcpEndpoint};
 use crate::ipc::status::{SocketState, Status};
 
 impl AppSocket {
@@ -12,7 +12,7 @@ impl AppSocket {
         let SocketKind::Stream(stream) = &mut self.kind else { return Ok(PollResult::default()) };
         let received =
             !stream.is_closed && receive(stream, engine, || self.slot.poll_on_rx_space.request())?;
-        let taken = send(stream, engine)?;
+        let SendOutcome { taken, has_more } = send(stream, engine)?;
         let id = stream.id;
         let is_done = stream.is_closed && stream.from_app.available()? == 0;
         let mut notify = received || taken && self.slot.notify_on_tx_space.take();
@@ -30,8 +30,17 @@ impl AppSocket {
             notify |= self.set_error(error.kind());
         }
         notify |= self.set_status(Status { state, read_closed, write_closed, ..self.status });
-        Ok(PollResult { notify, is_done, ..PollResult::default() })
+        Ok(PollResult { notify, is_done, has_more, ..PollResult::default() })
     }
+}
+
+/// Outcome of sending.
+#[derive(Default)]
+struct SendOutcome {
+    /// Bytes were taken from the application.
+    taken: bool,
+    /// The connection would accept more than one poll takes.
+    has_more: bool,
 }
 
 /// Moves received bytes to the application, as far as there is space. `wait` requests a
@@ -67,33 +76,38 @@ fn receive(
     Ok(received)
 }
 
-/// Writes the application's bytes to the connection, as many as it accepts. Returns true if
-/// any were taken.
-fn send(stream: &mut TcpEndpoint, engine: &mut Engine) -> Result<bool, PeerError> {
+/// Writes the application's bytes to the connection, as many as it accepts and one poll takes.
+fn send(stream: &mut TcpEndpoint, engine: &mut Engine) -> Result<SendOutcome, PeerError> {
     let (stack, arena, now_ns) = engine.parts();
     let TcpEndpoint { id, from_app, shutdown_pending, is_closed, payload_bytes, .. } = stream;
-    let mut taken = false;
-    loop {
-        let available = from_app.available()?;
-        if available == 0 {
-            break;
-        }
+    let mut sent = SendOutcome::default();
+    // What the application writes meanwhile is for the next poll.
+    let mut available = from_app.available()?;
+    let mut left = available.min(MAX_POLL_BYTES);
+    while left > 0 {
         let mut read = Ok(0);
-        let wrote = stack.tcp_send_with(now_ns, *id, available, |place| {
+        let wrote = stack.tcp_send_with(now_ns, *id, left, |place| {
             read = from_app.read(place);
             read.unwrap_or(0)
         });
         read?;
         match wrote {
-            Ok(len) => payload_bytes.from_app += len as u64,
-            Err(TcpError::WouldBlock) => break,
+            Ok(len @ 1..) => {
+                payload_bytes.from_app += len as u64;
+                (left, available) = (left.saturating_sub(len), available.saturating_sub(len));
+            }
+            Ok(0) | Err(TcpError::WouldBlock) => break,
             Err(TcpError::NotConnected) if stack.tcp_state(*id) == Some(TcpState::SynSent) => break,
             // The connection has ended: discard the bytes.
-            Err(_) => from_app.skip(available),
+            Err(_) => {
+                from_app.skip(available);
+                (left, available) = (0, 0);
+            }
         }
-        taken = true;
+        sent.taken = true;
     }
-    if taken {
+    sent.has_more = left == 0 && available > 0;
+    if sent.taken {
         from_app.release();
     }
     if *shutdown_pending && !*is_closed && from_app.available()? == 0 {
@@ -101,5 +115,5 @@ fn send(stream: &mut TcpEndpoint, engine: &mut Engine) -> Result<bool, PeerError
         let _ = stack.tcp_shutdown(now_ns, arena, *id, Shutdown::Write);
         *shutdown_pending = false;
     }
-    Ok(taken)
+    Ok(sent)
 }

@@ -6,7 +6,7 @@ use tidegate_memory::shared::PeerError;
 use tidegate_stack::SendError;
 
 use super::pending_datagram::PendingDatagram;
-use super::{AppSocket, PollResult, SocketKind, UdpEndpoint};
+use super::{AppSocket, MAX_POLL_BYTES, MAX_POLL_DATAGRAMS, PollResult, SocketKind, UdpEndpoint};
 use crate::ipc::datagram::{DatagramHeader, HEADER_BYTES, record_bytes};
 
 const PADDING: [u8; 8] = [0; 8];
@@ -25,7 +25,8 @@ impl AppSocket {
         if engine.needs_queue_levels() {
             engine.report_level(id);
         }
-        Ok(PollResult { notify, poll_again: sent.device_full, ..PollResult::default() })
+        let SendOutcome { device_full, has_more, .. } = sent;
+        Ok(PollResult { notify, device_full, has_more, ..PollResult::default() })
     }
 }
 
@@ -69,18 +70,23 @@ struct SendOutcome {
     consumed: bool,
     /// The device is full.
     device_full: bool,
+    /// The application has written more than one poll takes.
+    has_more: bool,
     /// Error of a datagram that was not sent.
     failure: Option<std::io::ErrorKind>,
 }
 
-/// Sends the datagrams that the application has written.
+/// Sends the datagrams that the application has written, as many as one poll takes.
 fn send(datagrams: &mut UdpEndpoint, engine: &mut Engine) -> Result<SendOutcome, PeerError> {
     let (stack, arena, now_ns) = engine.parts();
     let UdpEndpoint { id, from_app, payload_bytes, .. } = datagrams;
     let mut sent = SendOutcome::default();
-    loop {
-        let available = from_app.available()?;
-        if available == 0 {
+    // What the application writes meanwhile is for the next poll.
+    let mut available = from_app.available()?;
+    let (mut datagrams_left, mut bytes_left) = (MAX_POLL_DATAGRAMS, MAX_POLL_BYTES);
+    while available > 0 {
+        if datagrams_left == 0 || bytes_left == 0 {
+            sent.has_more = true;
             break;
         }
         let mut head = [0; HEADER_BYTES];
@@ -114,6 +120,8 @@ fn send(datagrams: &mut UdpEndpoint, engine: &mut Engine) -> Result<SendOutcome,
             Err(error) => sent.failure = Some(error.kind()),
         }
         from_app.skip(record_bytes(len));
+        available -= record_bytes(len);
+        (datagrams_left, bytes_left) = (datagrams_left - 1, bytes_left.saturating_sub(len));
         sent.consumed = true;
     }
     if sent.consumed {

@@ -1,10 +1,11 @@
 //! Requests of applications to send or receive a socket.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd;
 
 use super::table::FdCookie;
+use crate::daemon::application::BoundPort;
+use crate::daemon::workers::AppFd;
 use crate::ipc::handshake::{Shard, TransferOperation};
 use crate::ipc::takeover_token::TakeoverToken;
 use crate::ipc::transfer_reply::{TransferReply, send_outcome};
@@ -12,12 +13,14 @@ use crate::ipc::transfer_reply::{TransferReply, send_outcome};
 /// Request of an application that presents a descriptor.
 pub(in crate::daemon) struct TransferRequest {
     /// Connection on which the request is answered.
-    pub(in crate::daemon) connection: UnixStream,
+    pub(in crate::daemon) connection: AppFd,
     /// Takeover token of the application.
     pub(in crate::daemon) token: TakeoverToken,
     pub(in crate::daemon) operation: TransferOperation,
     /// Presented descriptor.
-    pub(in crate::daemon) descriptor: OwnedFd,
+    pub(in crate::daemon) descriptor: AppFd,
+    /// Port of the descriptor, for a port to be reserved.
+    pub(in crate::daemon) port: Option<BoundPort>,
     /// Kernel's socket cookie of the descriptor.
     pub(in crate::daemon) cookie: u64,
     /// Current target of the search among the cores.
@@ -52,11 +55,10 @@ pub(in crate::daemon) enum SearchTarget {
     },
 }
 
-/// Answers a request.
-pub(in crate::daemon) fn answer(
-    connection: &UnixStream,
-    outcome: io::Result<Option<TransferReply>>,
-) {
-    // The process may be gone, and the socket with it soon.
-    let _ = send_outcome(connection.as_fd(), outcome.map_err(|error| error.kind()));
+/// Answers a request, on a worker.
+pub(in crate::daemon) fn answer(connection: &AppFd, outcome: io::Result<Option<TransferReply>>) {
+    connection.run(|connection| {
+        // The process may be gone, and the socket with it soon.
+        let _ = send_outcome(connection.as_fd(), outcome.map_err(|error| error.kind()));
+    });
 }

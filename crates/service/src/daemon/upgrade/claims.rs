@@ -4,18 +4,18 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tidegate_device::sharded::PortSharing;
 use tidegate_device::steering::TransportProtocol;
-use tidegate_engine::{PortClaim, PortClaims};
+use tidegate_engine::{HeldSocket, PortClaim, PortClaims};
 use tidegate_stack::TcpId;
 
 use super::snapshot::{ClaimSnapshot, ProtocolSnapshot};
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::ids::{NO_APP, SocketKey};
 use crate::daemon::snapshot_error::InvalidSnapshot;
+use crate::daemon::workers::AppFd;
 
 /// Port claims of a daemon's sockets, without duplicates.
 #[derive(Default)]
@@ -35,12 +35,9 @@ impl<'c> ClaimTable<'c> {
     }
 
     /// Snapshots of all claims, with their kernel sockets.
-    ///
-    /// # Errors
-    /// When no file descriptor is left in the process.
-    pub(in crate::daemon) fn save(self) -> io::Result<Vec<(ClaimSnapshot, Option<OwnedFd>)>> {
+    pub(in crate::daemon) fn save(self) -> Vec<(ClaimSnapshot, Option<Arc<dyn HeldSocket>>)> {
         let save = |claim: &PortClaim| {
-            let kernel = claim.kernel_socket().map(|fd| fd.try_clone_to_owned()).transpose()?;
+            let kernel = claim.kernel_socket().cloned();
             let (protocol, _) = claim.local_port();
             let saved = ClaimSnapshot {
                 protocol: match protocol {
@@ -51,7 +48,7 @@ impl<'c> ClaimTable<'c> {
                 addresses: claim.addresses().collect(),
                 has_kernel_socket: kernel.is_some(),
             };
-            Ok((saved, kernel))
+            (saved, kernel)
         };
         self.claims.into_iter().map(save).collect()
     }
@@ -59,7 +56,7 @@ impl<'c> ClaimTable<'c> {
 
 /// Port claims of the previous daemon, and the sockets and connections they belong to, by index.
 pub(super) struct RestoredClaims {
-    claims: Vec<(Option<OwnedFd>, ClaimSnapshot)>,
+    claims: Vec<(Option<AppFd>, ClaimSnapshot)>,
     sockets: Vec<(SocketKey, u32)>,
     closing: Vec<(TcpId, u32)>,
 }
@@ -68,7 +65,7 @@ impl RestoredClaims {
     /// # Errors
     /// [`InvalidSnapshot`] when a claim's index is out of range.
     pub(in crate::daemon) fn new(
-        claims: Vec<(Option<OwnedFd>, ClaimSnapshot)>,
+        claims: Vec<(Option<AppFd>, ClaimSnapshot)>,
         sockets: Vec<(SocketKey, u32)>,
         closing: Vec<(TcpId, u32)>,
     ) -> Result<Self, InvalidSnapshot> {
@@ -91,7 +88,8 @@ impl SocketServer {
             return Ok(());
         }
         let port = self.engine.device();
-        let resume = |(kernel, claim): (Option<OwnedFd>, ClaimSnapshot)| {
+        let resume = |(kernel, claim): (Option<AppFd>, ClaimSnapshot)| {
+            let kernel = kernel.map(|fd| Arc::new(fd) as Arc<dyn HeldSocket>);
             let protocol = match claim.protocol {
                 ProtocolSnapshot::Udp => TransportProtocol::Udp,
                 ProtocolSnapshot::Tcp => TransportProtocol::Tcp,
@@ -105,7 +103,8 @@ impl SocketServer {
             }
         }
         for (id, number) in restored.closing {
-            self.claims.release_after_close(id, claims.get(number as usize).cloned());
+            let (stack, _, _) = self.engine.parts();
+            self.claims.release_after_close(stack, id, claims.get(number as usize).cloned());
         }
         Ok(())
     }
@@ -145,7 +144,8 @@ impl SocketServer {
         for (id, local, options) in lingering {
             let sharing = PortSharing::new(options.reuse_port, options.owner);
             let claim = settle(self, NO_APP, TransportProtocol::Tcp, local, sharing)?;
-            self.claims.release_after_close(id, claim);
+            let (stack, _, _) = self.engine.parts();
+            self.claims.release_after_close(stack, id, claim);
         }
         Ok(())
     }

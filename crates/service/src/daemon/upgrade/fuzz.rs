@@ -11,6 +11,7 @@ use super::restore::restore;
 use super::snapshot::DaemonSnapshot;
 use crate::daemon::quota::AppSettings;
 use crate::daemon::transfer::table::{SocketTransfer, TransferTable};
+use crate::daemon::workers::UserWorkers;
 use crate::ipc::layout::Geometry;
 
 /// Limits of a snapshot under test: words of eight bytes in a memory region, and descriptors.
@@ -36,9 +37,9 @@ pub fn check(bytes: &[u8]) -> Outcome {
     let held = state.claims.iter().filter(|claim| claim.has_kernel_socket).count();
     let others = apps + held + usize::from(state.device.is_some());
     let Ok(descriptors) = descriptors(&state.memories, others) else { return Outcome::Refused };
-    let Ok((_, mut restored, _)) = restore(state, descriptors, AppSettings::default()) else {
-        return Outcome::Refused;
-    };
+    let (workers, _) = UserWorkers::new();
+    let restored = restore(state, descriptors, AppSettings::default(), &workers);
+    let Ok((_, mut restored, _)) = restored else { return Outcome::Refused };
     let is_there = |transfer: &SocketTransfer| restored.sockets.get(transfer.key).is_some();
     if TransferTable::restore(restored.transfers, 0, is_there).is_err() {
         return Outcome::Refused;

@@ -4,48 +4,56 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc;
+use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use super::protocol::Predecessor;
-use crate::daemon::core::inbox::InboxSender;
+use crate::daemon::core::cores::Cores;
 use crate::daemon::core::message::{CoreMessage, HandoverRequest};
 use crate::daemon::log::Log;
+use crate::daemon::peer::Peer;
 use crate::ipc::handshake::send_refusal;
+
+/// Time limit for the workers' jobs before a handover.
+const WORKERS_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Hands everything over to another daemon. Meanwhile new connections wait in the backlog.
 /// Returns true if the other daemon has taken over.
 pub(in crate::daemon) fn offer_upgrade(
     connection: UnixStream,
+    peer: Peer,
     listener: &UnixListener,
-    inbox: &InboxSender,
+    cores: &Cores,
     log: &Log,
 ) -> io::Result<bool> {
-    let credentials = rustix::net::sockopt::socket_peercred(&connection)?;
     let refuse = |why: &str| {
         // The peer may be gone.
         let _ = send_refusal(connection.as_fd(), why);
         io::Error::new(io::ErrorKind::PermissionDenied, format!("no upgrade: {why}"))
     };
-    if !credentials.uid.is_root() && credentials.uid != rustix::process::geteuid() {
+    if !Peer::is_privileged(peer.uid) {
         return Err(refuse("only the daemon's own user and root may replace it"));
     }
     let (offer, offered) = mpsc::channel();
     let (outcome_sender, outcome) = mpsc::channel();
-    inbox.send(CoreMessage::HandOver(HandoverRequest { offer, outcome }))?;
+    cores.inbox(0).send(CoreMessage::HandOver(HandoverRequest { offer, outcome }))?;
     let offered = offered.recv().map_err(|_| io::Error::other("the network core has ended"))?;
     let package = offered.map_err(|why| refuse(&why))?;
-    let mut peer = Predecessor::new(connection)?;
-    let handed_over = peer.hand_over(&package.state, listener, &package.fds.descriptors());
-    let other_pid = credentials.pid.as_raw_nonzero().get().unsigned_abs();
-    let successor = handed_over.is_ok().then_some(other_pid);
+    // The applications get the answers that workers send.
+    cores.workers().wait_until_idle(WORKERS_TIMEOUT);
+    let mut other = Predecessor::new(connection)?;
+    let handed_over = other.hand_over(&package.state, listener, &package.fds.descriptors());
+    let successor = handed_over.is_ok().then_some(peer.pid.get());
     if let Err(error) = handed_over {
         log(&format!("no upgrade: {error}; this daemon continues"));
-        let own = rustix::process::getpid();
-        if !peer.abort() && credentials.pid != own {
+        let pid = i32::try_from(peer.pid.get()).ok().and_then(Pid::from_raw);
+        if !other.abort()
+            && let Some(pid) = pid.filter(|&pid| pid != rustix::process::getpid())
+        {
             // The peer holds what this daemon needs, and does not answer.
-            let _ = rustix::process::kill_process(credentials.pid, Signal::KILL);
-            peer.abort();
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+            other.abort();
         }
     }
     // The core waits for this outcome; a core that has ended needs none.

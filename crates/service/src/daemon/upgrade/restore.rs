@@ -2,9 +2,10 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use tidegate_engine::InheritedDevice;
-use tidegate_memory::shared::Region;
+use tidegate_memory::shared::{Region, RegionReleaser};
 use tidegate_stack::{StackSnapshot, TcpId};
 
 use super::claims::RestoredClaims;
@@ -19,6 +20,7 @@ use crate::daemon::snapshot_error::InvalidSnapshot;
 use crate::daemon::socket::table::SocketTable;
 use crate::daemon::socket::{AppSocket, SocketKind};
 use crate::daemon::transfer::table::{IN_TRANSIT, SocketTransfer, TransferSnapshot, TransferTable};
+use crate::daemon::workers::{AppFd, NOBODY, UserWorkers};
 use crate::ipc::layout::{Geometry, SharedMemory};
 
 /// File descriptors of each shared memory.
@@ -67,6 +69,7 @@ impl RestoredCore {
         let mut core = NetworkCore::new(slot, server, log)?;
         core.cores.load(core.index).add_applications(self.apps.iter().flatten().count());
         core.apps = self.apps;
+        (0..core.apps.len()).for_each(|number| core.watch(number as AppNumber));
         core.poll_queue = keys;
         Ok(core)
     }
@@ -81,6 +84,7 @@ pub(in crate::daemon) fn restore(
     state: DaemonSnapshot,
     descriptors: Vec<OwnedFd>,
     settings: AppSettings,
+    workers: &UserWorkers,
 ) -> io::Result<(StackSnapshot, RestoredCore, Option<InheritedDevice>)> {
     let DaemonSnapshot {
         stack,
@@ -102,9 +106,13 @@ pub(in crate::daemon) fn restore(
         return Err(InvalidSnapshot("the number of descriptors is wrong").into());
     }
     let mut descriptors = descriptors.into_iter();
-    let memories: Vec<SharedMemory> = memories
-        .into_iter()
-        .map(|of| map_memory(of, &mut descriptors))
+    let memories: Vec<SharedMemory> = (0..)
+        .zip(memories)
+        .map(|(index, geometry)| {
+            let mut owners = applications.iter().flatten().filter(|app| app.memory == index);
+            let uid = owners.next().map_or(NOBODY, |app| app.identity.uid);
+            map_memory(geometry, &mut descriptors, &workers.region_releaser(uid))
+        })
         .collect::<io::Result<_>>()?;
     let memory = |number: u32| {
         memories.get(number as usize).ok_or(InvalidSnapshot("a shared memory does not exist"))
@@ -116,6 +124,7 @@ pub(in crate::daemon) fn restore(
             let connection =
                 descriptors.next().ok_or(InvalidSnapshot("a connection is missing"))?;
             let memory = memory(saved.memory)?.clone();
+            let connection = AppFd::new(connection, saved.identity.uid, workers);
             let app = Application::restore(saved, memory, connection, settings)?;
             Ok(Some(Box::new(app)))
         })
@@ -133,8 +142,11 @@ pub(in crate::daemon) fn restore(
         .collect::<io::Result<_>>()?;
     let in_transit = transfers.iter().filter(|transfer| transfer.pending_receivers > 0).count();
     check_holders(&apps, &sockets, in_transit)?;
-    let mut held =
-        |claim: &ClaimSnapshot| if claim.has_kernel_socket { descriptors.next() } else { None };
+    // The users of the kernel sockets are not known any more.
+    let mut held = |claim: &ClaimSnapshot| {
+        let fd = if claim.has_kernel_socket { descriptors.next() } else { None };
+        fd.map(|fd| AppFd::new(fd, NOBODY, workers))
+    };
     let claims = claims.into_iter().map(|claim| (held(&claim), claim)).collect();
     let ending = closing.into_iter().map(|(id, claim)| (TcpId::from_bits(id), claim)).collect();
     let claims = RestoredClaims::new(claims, with_claims, ending)?;
@@ -147,13 +159,14 @@ pub(in crate::daemon) fn restore(
 fn map_memory(
     geometry: Geometry,
     descriptors: &mut impl Iterator<Item = OwnedFd>,
+    releaser: &RegionReleaser,
 ) -> io::Result<SharedMemory> {
     if !geometry.is_valid() {
         return Err(InvalidSnapshot("a shared memory's size is out of range").into());
     }
-    let mut region = |words| {
+    let mut region = |words| -> io::Result<Region> {
         let fd = descriptors.next().ok_or(InvalidSnapshot("a shared memory is missing"))?;
-        Region::open(fd, words)
+        Ok(Region::open(fd, words)?.released_by(Arc::clone(releaser)))
     };
     let (control, data) = (region(geometry.control_words())?, region(geometry.data_words())?);
     SharedMemory::new(geometry, control, data)

@@ -27,7 +27,7 @@ pub(in crate::daemon) fn save(
             let app = app.as_deref_mut()?;
             // Every application has a memory of its own.
             fds.memories.push(app.memory.clone());
-            fds.connections.push(app.connection());
+            fds.connections.push(app.connection().clone());
             Some(app.save(fds.memories.len() as u32 - 1))
         })
         .collect();
@@ -49,11 +49,11 @@ pub(in crate::daemon) fn save(
         })
         .collect();
     let memories = fds.memories.iter().map(|memory| *memory.geometry()).collect();
-    let (claims, held): (_, Vec<_>) = claims.save()?.into_iter().unzip();
-    fds.claims_and_device.extend(held.into_iter().flatten());
+    let (claims, held): (_, Vec<_>) = claims.save().into_iter().unzip();
+    fds.claims.extend(held.into_iter().flatten());
     let mut device = None;
     if let Some((kind, fd)) = engine.inheritable() {
-        fds.claims_and_device.push(fd.try_clone_to_owned()?);
+        fds.device = Some(fd.try_clone_to_owned()?);
         device = Some(kind.into());
     }
     let mac = engine.stack().mac().0;

@@ -22,6 +22,7 @@ use crate::daemon::socket::snapshot::{KindSnapshot, SocketSnapshot};
 use crate::daemon::transfer::table::{
     FdCookie, IN_TRANSIT, SocketTransfer, TransferSnapshot, TransferTable,
 };
+use crate::daemon::workers::UserWorkers;
 use crate::ipc::command::{COMMAND_WORDS, Command, Handle};
 use crate::ipc::layout::Geometry;
 use crate::ipc::status::{SocketState, Status};
@@ -122,7 +123,8 @@ impl TestFds {
         let others = [self.connection.as_fd(); 3];
         let fds = self.regions.iter().map(AsFd::as_fd).chain(others);
         let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect();
-        restore(state, fds, AppSettings::default()).map(|(_, restored, _)| restored)
+        let (workers, _) = UserWorkers::new();
+        restore(state, fds, AppSettings::default(), &workers).map(|(_, restored, _)| restored)
     }
 }
 

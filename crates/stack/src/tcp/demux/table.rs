@@ -336,7 +336,11 @@ impl TcpTable {
         {
             return;
         }
+        let id = self.connections.id(index);
         if let Some(mut connection) = self.connections.remove(index) {
+            if connection.flags.contains(ConnFlags::REPORT_END) {
+                self.events.push_back(Event::TcpEnded(id));
+            }
             connection.release(&mut self.shared);
         }
     }

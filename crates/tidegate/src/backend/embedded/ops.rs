@@ -261,7 +261,7 @@ impl SocketOps for EmbeddedCore {
             true => stack.tcp_abort(now_ns, arena, id),
             false => stack.tcp_close(now_ns, arena, id),
         }
-        self.claims.release_after_close(id, claim);
+        self.claims.release_after_close(stack, id, claim);
     }
 
     fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> io::Result<NewSocket<UdpId>> {

@@ -1,0 +1,98 @@
+//! Limits of one poll of a socket.
+
+use tidegate_device::mem::{MemConfig, MemDevice, wire};
+use tidegate_engine::{NetConfig, open_sharded};
+use tidegate_memory::shared::Region;
+use tidegate_stack::{TcpOptions, UdpOptions};
+
+use super::*;
+use crate::ipc::datagram::{DatagramHeader, record_bytes};
+use crate::ipc::layout::Geometry;
+
+const FAMILIES: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+const GEOMETRY: Geometry = Geometry { sockets: 1, tcp_bytes: 1 << 20, udp_bytes: 1 << 20 };
+const HANDLE: Handle = Handle { slot: 0, generation: 1 };
+
+struct Testbed {
+    engine: Engine,
+    memory: SharedMemory,
+    _other_end: MemDevice,
+}
+
+impl Testbed {
+    fn new() -> Self {
+        let (device, other_end) = wire(&MemConfig::default()).unwrap();
+        let net = FAMILIES.iter().fold(NetConfig::new(device), |net, address| {
+            net.address(format!("{address}/24").parse().unwrap())
+        });
+        let (engine, _) = open_sharded(net, 1).unwrap().stacks.remove(0);
+        let region = |words| Region::reserve(words).unwrap();
+        let (control, data) = (region(GEOMETRY.control_words()), region(GEOMETRY.data_words()));
+        let memory = SharedMemory::new(GEOMETRY, control, data).unwrap();
+        Self { engine, memory, _other_end: other_end }
+    }
+
+    /// Application's end of the stream to the daemon.
+    fn writer(&self, kind: StreamKind) -> StreamOut {
+        self.memory.slot(HANDLE.slot).unwrap().application_streams(kind).unwrap().1
+    }
+}
+
+fn write_datagrams(writer: &mut StreamOut, to: SocketAddr, count: usize, len: usize) {
+    for _ in 0..count {
+        let header = DatagramHeader { len, remote: Some(to), local: None };
+        let mut record = header.to_bytes().to_vec();
+        record.resize(record_bytes(len), 7);
+        writer.write(&record).unwrap();
+    }
+    writer.publish();
+}
+
+#[test]
+fn one_poll_takes_a_limited_number_of_datagrams() {
+    for (len, first) in [(8, MAX_POLL_DATAGRAMS), (1400, MAX_POLL_BYTES.div_ceil(1400))] {
+        for family in FAMILIES {
+            let mut testbed = Testbed::new();
+            let own = SocketAddr::new(family.parse().unwrap(), 1000);
+            let stack = testbed.engine.parts().0;
+            let id = stack.udp_bind(own, UdpOptions::default()).unwrap();
+            let mut socket = AppSocket::udp(&testbed.memory, HANDLE, id).unwrap();
+            let mut writer = testbed.writer(StreamKind::Datagrams);
+            write_datagrams(&mut writer, own, 200, len);
+            let polled = socket.poll(&mut testbed.engine).unwrap();
+            assert!(polled.has_more && !polled.device_full, "{polled:?}");
+            assert_eq!(socket.payload_bytes().from_app, (first * len) as u64);
+            while testbed.engine.poll().unwrap() > 0 {}
+            let mut polled = polled;
+            while polled.has_more {
+                polled = socket.poll(&mut testbed.engine).unwrap();
+                while testbed.engine.poll().unwrap() > 0 {}
+            }
+            assert_eq!(socket.payload_bytes().from_app, (200 * len) as u64);
+        }
+    }
+}
+
+#[test]
+fn one_poll_takes_a_limited_number_of_bytes() {
+    for family in FAMILIES {
+        let mut testbed = Testbed::new();
+        let own = SocketAddr::new(family.parse().unwrap(), 80);
+        let stack = testbed.engine.parts().0;
+        let listener = stack.tcp_listen(own, 1, TcpOptions::default()).unwrap();
+        let (stack, arena, now_ns) = testbed.engine.parts();
+        let id = stack.tcp_connect(now_ns, arena, None, own, TcpOptions::default()).unwrap();
+        while testbed.engine.stack().tcp_acceptable(listener) == 0 {
+            testbed.engine.poll().unwrap();
+        }
+        let mut socket = AppSocket::stream(&testbed.memory, HANDLE, id).unwrap();
+        let mut writer = testbed.writer(StreamKind::Bytes);
+        writer.write(&vec![7; 2 * MAX_POLL_BYTES + 1]).unwrap();
+        writer.publish();
+        for taken in [MAX_POLL_BYTES, 2 * MAX_POLL_BYTES, 2 * MAX_POLL_BYTES + 1] {
+            let polled = socket.poll(&mut testbed.engine).unwrap();
+            assert_eq!(socket.payload_bytes().from_app, taken as u64);
+            assert_eq!(polled.has_more, taken <= 2 * MAX_POLL_BYTES);
+        }
+    }
+}

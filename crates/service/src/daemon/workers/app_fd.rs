@@ -1,0 +1,67 @@
+//! Descriptor that an application shares with the daemon.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use tidegate_engine::HeldSocket;
+
+use super::UserWorkers;
+
+/// Descriptor that an application shares with the daemon. Whoever drops the last reference, a
+/// worker of the user closes it.
+#[derive(Clone)]
+pub(in crate::daemon) struct AppFd(Arc<SharedFd>);
+
+struct SharedFd {
+    /// Taken only when this is dropped.
+    fd: Option<OwnedFd>,
+    uid: u32,
+    workers: UserWorkers,
+}
+
+impl Drop for SharedFd {
+    fn drop(&mut self) {
+        let fd = self.fd.take();
+        self.workers.run(self.uid, move || drop(fd));
+    }
+}
+
+impl AppFd {
+    /// Takes over a descriptor that applications of a user share.
+    pub(in crate::daemon) fn new(fd: OwnedFd, uid: u32, workers: &UserWorkers) -> Self {
+        Self(Arc::new(SharedFd { fd: Some(fd), uid, workers: workers.clone() }))
+    }
+
+    /// User whose workers make system calls on the descriptor.
+    pub(in crate::daemon) fn uid(&self) -> u32 {
+        self.0.uid
+    }
+
+    /// Runs `job` with this descriptor on a worker of the user.
+    pub(in crate::daemon) fn run(&self, job: impl FnOnce(&Self) + Send + 'static) {
+        let own = self.clone();
+        self.0.workers.run(self.0.uid, move || job(&own));
+    }
+}
+
+impl AsFd for AppFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_ref().expect("the descriptor is there until it is dropped").as_fd()
+    }
+}
+
+impl HeldSocket for AppFd {
+    fn stop_listening(&self) {
+        self.run(|socket| {
+            // Fails on a socket that does not listen.
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        });
+    }
+}
+
+impl fmt::Debug for AppFd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AppFd").field("uid", &self.0.uid).finish_non_exhaustive()
+    }
+}
