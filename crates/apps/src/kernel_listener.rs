@@ -35,7 +35,16 @@ pub(crate) fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
 pub(crate) fn listen_with_max_descriptors(
     addresses: &[SocketAddr],
 ) -> io::Result<Vec<TcpListener>> {
+    raise_descriptor_limit()?;
+    addresses.iter().map(|&address| listen_on(address)).collect()
+}
+
+/// Raises the process's soft limit of file descriptors to its hard limit. Returns the limit.
+///
+/// # Errors
+/// When the kernel does not permit the hard limit.
+pub(crate) fn raise_descriptor_limit() -> io::Result<u64> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
-    addresses.iter().map(|&address| listen_on(address)).collect()
+    Ok(maximum.unwrap_or(u64::MAX))
 }

@@ -39,5 +39,5 @@ fn echo(request: Request<Incoming>) -> Response<ResponseBody> {
     let media_type = request.headers().get(CONTENT_TYPE).cloned();
     let media_type = media_type.unwrap_or(hyper::header::HeaderValue::from_static(OCTET_STREAM));
     let builder = Response::builder().header(CONTENT_TYPE, media_type);
-    build_response(builder, ResponseBody::Echo(request.into_body()))
+    build_response(builder, ResponseBody::echo(request.into_body()))
 }

@@ -1,22 +1,22 @@
-//! HTTP connections, with the same code on Tidegate and on kernel sockets.
+//! Server: accepts connections and runs their tasks, with the same code on Tidegate and on kernel
+//! sockets.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use tidegate::Net;
 use tidegate::tokio::drive;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout};
 
-use super::Service;
+use super::connection::Connection;
+use super::descriptors::{is_out_of_descriptors, raise_limit};
+use super::ledger::Ledger;
+use super::limits::HttpLimits;
+use super::listener::HttpListener;
+use super::service::Service;
 use crate::kernel_listener::listen_on;
 
 /// Interval at which an idle server checks its stop flag.
@@ -25,59 +25,18 @@ const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time that requests in progress get to finish when the server stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Delay after a failed accept: usually the process is out of file descriptors and has to close
-/// some first.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
+/// Interval at which a stopping server checks for open connections, and delay after an accept
+/// that failed or found no memory.
+const RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// Limits of one HTTP server.
-#[derive(Clone, Copy, Debug)]
-pub struct HttpLimits {
-    /// Concurrent connections; further connections wait to be accepted.
-    pub max_connections: usize,
-    /// Time limit for receiving a request head, which is also the keep-alive idle time-out.
-    pub header_timeout: Duration,
-}
-
-impl Default for HttpLimits {
-    fn default() -> Self {
-        Self { max_connections: 65_536, header_timeout: Duration::from_secs(30) }
-    }
-}
-
-/// Listener that accepts connections.
-pub trait HttpListener: Send + Sync + 'static {
-    /// Accepted connection.
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-
-    /// Polls for the next connection.
-    ///
-    /// # Errors
-    /// When no connection can be accepted now.
-    fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Self::Stream>>;
-}
-
-impl HttpListener for tidegate::tokio::TcpListener {
-    type Stream = tidegate::tokio::TcpStream;
-
-    fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Self::Stream>> {
-        self.poll_accept(context).map_ok(|(stream, _)| stream)
-    }
-}
-
-impl HttpListener for tokio::net::TcpListener {
-    type Stream = tokio::net::TcpStream;
-
-    fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Self::Stream>> {
-        self.poll_accept(context).map(|accepted| {
-            let (stream, _) = accepted?;
-            stream.set_nodelay(true)?;
-            Ok(stream)
-        })
-    }
-}
+/// Descriptors of a connection: of the file that is sent, and of the kernel's socket.
+const FILE_DESCRIPTORS: u64 = 1;
+const KERNEL_DESCRIPTORS: u64 = 2;
 
 /// Serves HTTP on Tidegate until `stop` is set, which is noticed within 100 ms. Runs on the
-/// calling thread only.
+/// calling thread only. The listeners should have the options of [`HttpLimits::tcp_options`].
+///
+/// Raises the process's limit of file descriptors to its hard limit.
 ///
 /// # Errors
 /// When the device fails for good.
@@ -93,10 +52,11 @@ impl HttpListener for tokio::net::TcpListener {
 ///
 /// let (device, _peer) = tidegate::mem::wire(&Default::default())?;
 /// let net = Net::open(NetConfig::new(device).address("192.0.2.1/24".parse()?))?;
-/// let listener = TcpListener::bind(&net, "192.0.2.1:80")?;
+/// let limits = HttpLimits::default();
+/// let listener = TcpListener::bind_with(&net, "192.0.2.1:80", 4096, limits.tcp_options())?;
 /// let service = Arc::new(Service::new(Some(Path::new("/srv/www")), || serde_json::json!({}))?);
 /// let stop = AtomicBool::new(false);
-/// serve_http(&net, vec![listener], &service, HttpLimits::default(), &stop)?;
+/// serve_http(&net, vec![listener], &service, limits, &stop)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn serve_http(
@@ -107,6 +67,7 @@ pub fn serve_http(
     stop: &AtomicBool,
 ) -> io::Result<()> {
     let driver = drive(net.clone());
+    let limits = limits.within_descriptors(raise_limit(FILE_DESCRIPTORS)?);
     let listeners = listeners.into_iter().map(tidegate::tokio::TcpListener::from);
     run(async { Ok(listeners.collect()) }, driver, service, limits, stop)
 }
@@ -122,6 +83,7 @@ pub fn serve_http_kernel(
     stop: &AtomicBool,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
+    let limits = limits.within_descriptors(raise_limit(KERNEL_DESCRIPTORS)?);
     let listeners = async {
         let mut listeners = Vec::new();
         for &address in addresses {
@@ -144,15 +106,13 @@ fn run<L: HttpListener>(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut driver = tokio::spawn(driver);
-        let graceful = Arc::new(GracefulShutdown::new());
-        let permits = Arc::new(Semaphore::new(limits.max_connections));
+        let ledger = Arc::new(Ledger::new(limits));
         let accepting = listeners.await?.into_iter().map(|listener| {
-            let (service, graceful, permits) = (service.clone(), graceful.clone(), permits.clone());
-            tokio::spawn(accept(listener, service, limits, graceful, permits))
+            tokio::spawn(accept(listener, Arc::clone(service), Arc::clone(&ledger), limits))
         });
         let accepting: Vec<_> = accepting.collect();
         while !stop.load(Ordering::Relaxed) {
-            if let Ok(ended) = tokio::time::timeout(STOP_CHECK_INTERVAL, &mut driver).await {
+            if let Ok(ended) = timeout(STOP_CHECK_INTERVAL, &mut driver).await {
                 return ended.unwrap_or_else(|error| Err(io::Error::other(error)));
             }
         }
@@ -161,10 +121,14 @@ fn run<L: HttpListener>(
             // The task was aborted: its result does not matter.
             let _ = task.await;
         }
-        if let Some(graceful) = Arc::into_inner(graceful) {
-            // Requests still in progress after the time-out are aborted.
-            let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, graceful.shutdown()).await;
-        }
+        ledger.stop();
+        let stopped = async {
+            while ledger.connections() > 0 {
+                sleep(RETRY_DELAY).await;
+            }
+        };
+        // Requests still in progress after the time-out are aborted.
+        let _ = timeout(SHUTDOWN_TIMEOUT, stopped).await;
         Ok(())
     })
 }
@@ -172,52 +136,24 @@ fn run<L: HttpListener>(
 async fn accept<L: HttpListener>(
     listener: L,
     service: Arc<Service>,
+    ledger: Arc<Ledger>,
     limits: HttpLimits,
-    graceful: Arc<GracefulShutdown>,
-    permits: Arc<Semaphore>,
 ) {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).pipeline_flush(true);
     loop {
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-        let accepted = std::future::poll_fn(|context| listener.poll_accept(context)).await;
-        let Ok(stream) = accepted else {
-            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
-            continue;
+        let accepted = std::future::poll_fn(|context| listener.poll_accept(context, &limits)).await;
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                if is_out_of_descriptors(&error) {
+                    ledger.release_descriptors(Instant::now());
+                }
+                sleep(RETRY_DELAY).await;
+                continue;
+            }
         };
-        let open = OpenConnection::new(Arc::clone(&service));
-        let respond = service_fn(move |request| {
-            let service = Arc::clone(&open.0);
-            async move { service.respond(request).await }
-        });
-        let connection = http.serve_connection(TokioIo::new(stream), respond);
-        let connection = graceful.watch(connection);
-        tokio::spawn(async move {
-            // A client that disconnects or sends garbage affects its own connection only.
-            let _ = connection.await;
-            drop(permit);
-        });
-    }
-}
-
-/// Counts a connection as open until it is dropped.
-struct OpenConnection(Arc<Service>);
-
-impl OpenConnection {
-    fn new(service: Arc<Service>) -> Self {
-        let counters = service.counters();
-        counters.connections.fetch_add(1, Ordering::Relaxed);
-        counters.connections_open.fetch_add(1, Ordering::Relaxed);
-        Self(service)
-    }
-
-    fn open_count(&self) -> &AtomicU64 {
-        &self.0.counters().connections_open
-    }
-}
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        self.open_count().fetch_sub(1, Ordering::Relaxed);
+        while !ledger.make_room(Instant::now()) {
+            sleep(RETRY_DELAY).await;
+        }
+        tokio::spawn(Connection::new(stream, peer.ip(), &service, &ledger, limits));
     }
 }

@@ -1,21 +1,22 @@
 //! HTTP service: answers one request.
 
-use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper::body::Incoming;
 use hyper::header::{
-    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderValue, LAST_MODIFIED,
-    LOCATION, SERVER,
+    ACCEPT_RANGES, CONNECTION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HOST,
+    HeaderValue, LAST_MODIFIED, LOCATION, SERVER,
 };
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::http::uri::Authority;
+use hyper::{Method, Request, Response, StatusCode, Version};
 use serde_json::{Value, json};
 
 use super::api;
 use super::body::ResponseBody;
 use super::conditions::ConditionalOutcome;
+use super::descriptors::is_out_of_descriptors;
 use super::files::{DocumentRoot, FileEntry, FileLookup};
 use super::response::{build_response, method_not_allowed, status_response};
 
@@ -26,6 +27,12 @@ pub struct HttpCounters {
     pub connections_open: AtomicU64,
     /// Connections accepted so far.
     pub connections: AtomicU64,
+    /// Connections that exceeded a time limit.
+    pub timed_out: AtomicU64,
+    /// Stalled connections that were ended because memory, connections or descriptors ran out.
+    pub evicted: AtomicU64,
+    /// Memory that the connections hold, with all that waits in their buffers, in bytes.
+    pub memory_bytes: AtomicU64,
     /// Responses by status class: index 0 is 1xx, index 4 is 5xx.
     pub responses: [AtomicU64; 5],
 }
@@ -34,6 +41,14 @@ impl HttpCounters {
     /// Number of responses of all classes.
     pub fn total_responses(&self) -> u64 {
         self.responses.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Replaces a connection's part of the memory. Returns the new part.
+    pub(super) fn recount(&self, old_bytes: u64, new_bytes: usize) -> u64 {
+        let new_bytes = new_bytes as u64;
+        // The sum wraps around and back.
+        self.memory_bytes.fetch_add(new_bytes.wrapping_sub(old_bytes), Ordering::Relaxed);
+        new_bytes
     }
 }
 
@@ -83,18 +98,13 @@ impl Service {
     }
 
     /// Answers one request.
-    ///
-    /// # Errors
-    /// Never: failures become error responses.
-    pub async fn respond(
-        &self,
-        request: Request<Incoming>,
-    ) -> Result<Response<ResponseBody>, Infallible> {
-        let mut response = self.route(request);
+    pub fn respond(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+        let mut response =
+            if has_valid_host(&request) { self.route(request) } else { bad_request() };
         let class = usize::from(response.status().as_u16() / 100).clamp(1, 5);
         self.counters.responses[class - 1].fetch_add(1, Ordering::Relaxed);
         response.headers_mut().insert(SERVER, HeaderValue::from_static("tidegate"));
-        Ok(response)
+        response
     }
 
     /// Object that `/api/status` returns.
@@ -106,6 +116,9 @@ impl Service {
             "version": env!("CARGO_PKG_VERSION"),
             "connections": counters.connections.load(Ordering::Relaxed),
             "connections_open": counters.connections_open.load(Ordering::Relaxed),
+            "timed_out": counters.timed_out.load(Ordering::Relaxed),
+            "evicted": counters.evicted.load(Ordering::Relaxed),
+            "memory_bytes": counters.memory_bytes.load(Ordering::Relaxed),
             "answers": counters.total_responses(),
             "answers_2xx": count(1),
             "answers_3xx": count(2),
@@ -135,6 +148,10 @@ impl Service {
             Ok(FileLookup::DirectoryWithoutSlash) => redirect_with_slash(&request),
             Ok(FileLookup::NotFound) => status_response(StatusCode::NOT_FOUND),
             Ok(FileLookup::Forbidden) => status_response(StatusCode::FORBIDDEN),
+            // Out of descriptors: another connection has to end first.
+            Err(error) if is_out_of_descriptors(&error) => {
+                status_response(StatusCode::SERVICE_UNAVAILABLE)
+            }
             Err(_) => status_response(StatusCode::INTERNAL_SERVER_ERROR),
         }
     }
@@ -146,6 +163,27 @@ impl std::fmt::Debug for Service {
             .field("document_root", &self.document_root)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns true if the request names its host as RFC 9112 section 3.2 demands: exactly once with
+/// HTTP/1.1, at most once with HTTP/1.0, as an authority without user information.
+fn has_valid_host(request: &Request<Incoming>) -> bool {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) => request.version() < Version::HTTP_11,
+        (Some(host), None) => {
+            let host = host.as_bytes();
+            host.is_empty() || !host.contains(&b'@') && Authority::try_from(host).is_ok()
+        }
+        (Some(_), Some(_)) => false,
+    }
+}
+
+/// Refuses a request and closes the connection.
+fn bad_request() -> Response<ResponseBody> {
+    let mut response = status_response(StatusCode::BAD_REQUEST);
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// Redirects to the path with a trailing slash, so that relative links in the page resolve.

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use clap::builder::TypedValueParser;
-use tidegate::{Distribution, Net, NetConfig, ReadersConfig, TcpListener, TcpOptions, UdpSocket};
+use tidegate::{
+    Distribution, Limits, Net, NetConfig, ReadersConfig, TcpListener, TcpOptions, UdpSocket,
+};
 use tidegate_apps::embedded::serve_udp_and_tcp;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
@@ -110,6 +112,7 @@ impl ServerOptions {
         service: &str,
         port: u16,
         options: TcpOptions,
+        limits: Limits,
     ) -> Result<StreamServer, Failure> {
         let host = self.host_options()?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
@@ -119,7 +122,7 @@ impl ServerOptions {
         }
         host.pin()?;
         let stop = stop_flag(self.duration)?;
-        let config = self.with_admission(host.net_config(&settings)?)?;
+        let config = self.with_admission(host.net_config(&settings)?.limits(limits))?;
         let net = Net::open(config.own_thread(gate.network_thread()))?;
         let addresses = host.wildcard_addresses(port);
         let bind = |&address| TcpListener::bind_with(&net, address, TCP_BACKLOG, options);

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tidegate::TcpOptions;
+use tidegate::{Limits, TcpOptions};
 use tidegate_apps::ServeCounters;
 use tidegate_apps::kernel_streams::serve_kernel_streams;
 use tidegate_apps::kernel_uring::serve_uring_echo;
@@ -108,7 +108,7 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
         return Err("--spin is for --io kernel: on Tidegate give --mode dedicated".into());
     }
     let options = TcpOptions::default().no_delay(true);
-    let server = common.open_stream_server("TCP echo", port, options)?;
+    let server = common.open_stream_server("TCP echo", port, options, Limits::default())?;
     server.print_ready("echo")?;
     let StreamServer { net, listeners, stop, .. } = &server;
     serve_streams(net, listeners, service, stop, &served)?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tidegate::{Net, TcpOptions};
+use tidegate::{Limits, Net};
 use tidegate_apps::ServeCounters;
 use tidegate_apps::http::{HttpLimits, Service, serve_http, serve_http_kernel};
 
@@ -37,34 +37,80 @@ struct HttpOptions {
     /// TCP port to serve [default: 80]
     #[arg(long, value_name = "PORT")]
     listen: Option<u16>,
-    /// Maximum number of concurrent connections; further ones wait to be accepted
-    /// [default: 65536]
+    /// Maximum number of concurrent connections, further bounded by the hard limit of file
+    /// descriptors; one more ends a stalled connection, or waits to be accepted [default: 65536]
     #[arg(long, value_name = "COUNT")]
     connections: Option<usize>,
-    /// Timeout for the head of a request, and for silence between two requests, in seconds
-    /// [default: 30]
+    /// Memory of all connections together, with all that waits in their buffers, in MiB. When it
+    /// is used up, stalled connections of the address that holds most end first [default: 192]
+    #[arg(long, value_name = "MIB")]
+    memory: Option<usize>,
+    /// Maximum send buffer of one connection, in KiB; smaller while memory is scarce, and 16
+    /// before the client has taken data [default: 1024]
+    #[arg(long, value_name = "KIB")]
+    send_buffer: Option<u32>,
+    /// Timeout for the head of a request, from its first byte, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     header_timeout: Option<u64>,
+    /// Timeout for each 16 KiB of a request body, in seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    body_timeout: Option<u64>,
+    /// Time that a client has to take each 16 KiB of a response, in seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    write_timeout: Option<u64>,
+    /// Timeout for silence before a request, in seconds [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    idle_timeout: Option<u64>,
 }
 
 impl Section for HttpOptions {
     const NAME: &'static str = "http";
 }
 
-impl HttpCommand {
-    pub(crate) fn run(self) -> Result<(), Failure> {
-        let Self { common, http } = self;
-        let options = config::merge_file(http, common.config.as_deref())?;
+/// Minimum memory of a server in MiB: for some hundred connections.
+const MIN_MEMORY_MIB: usize = 8;
+
+impl HttpOptions {
+    /// Returns the limits of the server.
+    fn limits(&self) -> Result<HttpLimits, Failure> {
         let mut limits = HttpLimits::default();
-        if let Some(connections) = options.connections {
+        if let Some(connections) = self.connections {
             if connections == 0 {
                 return Err("--connections 0: no client would be served; give 1 or more".into());
             }
             limits.max_connections = connections;
         }
-        if let Some(seconds) = options.header_timeout {
-            limits.header_timeout = Duration::from_secs(seconds.max(1));
+        if let Some(mib) = self.memory {
+            if mib < MIN_MEMORY_MIB {
+                return Err(format!(
+                    "--memory {mib}: too few clients would be served; give {MIN_MEMORY_MIB} or more"
+                )
+                .into());
+            }
+            limits.memory_bytes = mib.saturating_mul(1 << 20);
         }
+        if let Some(kib) = self.send_buffer {
+            limits.max_send_buffer_bytes = kib.saturating_mul(1 << 10);
+        }
+        for (timeout, seconds) in [
+            (&mut limits.header_timeout, self.header_timeout),
+            (&mut limits.body_timeout, self.body_timeout),
+            (&mut limits.write_timeout, self.write_timeout),
+            (&mut limits.idle_timeout, self.idle_timeout),
+        ] {
+            if let Some(seconds) = seconds {
+                *timeout = Duration::from_secs(seconds.max(1));
+            }
+        }
+        Ok(limits)
+    }
+}
+
+impl HttpCommand {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let Self { common, http } = self;
+        let options = config::merge_file(http, common.config.as_deref())?;
+        let limits = options.limits()?;
         let port = options.listen.unwrap_or(80);
         let root = options.root.as_deref();
         let at_root = |error| match root {
@@ -85,8 +131,12 @@ impl HttpCommand {
         let json = common.json;
         // Reports an error of --root before the interface is touched.
         Service::new(root, || Value::Null).map_err(at_root)?;
-        let server =
-            common.open_stream_server("HTTP", port, TcpOptions::default().no_delay(true))?;
+        let server = common.open_stream_server(
+            "HTTP",
+            port,
+            limits.tcp_options(),
+            Limits::default().tcp_buffer_bytes(limits.tcp_buffer_bytes()),
+        )?;
         let net = server.net.clone();
         let service = Arc::new(Service::new(root, move || status(&net)).map_err(at_root)?);
         server.print_ready("http")?;

@@ -373,10 +373,10 @@ mod tests {
 
     #[test]
     fn keepalive_times_have_a_minimum() {
-        let with = |keepalive| TcpOptions { keepalive, ..TcpOptions::default() };
-        let zero = Keepalive { idle_ms: 0, interval_ms: 0, probes: 0 };
-        let min = Keepalive { idle_ms: 1000, interval_ms: 1000, probes: 1 };
-        let long = Keepalive { idle_ms: 7_200_000, interval_ms: 75_000, probes: 9 };
+        let with = |keepalive| TcpOptions::default().keepalive(keepalive);
+        let zero = Keepalive::default().idle_ms(0).interval_ms(0).probes(0);
+        let min = Keepalive::default().idle_ms(1000).interval_ms(1000).probes(1);
+        let long = Keepalive::default().idle_ms(7_200_000).interval_ms(75_000).probes(9);
         for (set, used) in [(zero, min), (min, min), (long, long)] {
             assert_eq!(limited(with(Some(set))), with(Some(used)));
         }
