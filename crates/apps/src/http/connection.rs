@@ -47,7 +47,8 @@ const REQUEST_TIMEOUT: &[u8] =
 
 /// One connection, from accept to close.
 pub(super) struct Connection<S: HttpStream> {
-    work: Work<S>,
+    /// Exchange of requests and responses; `None` while the last response is on its way.
+    serving: Option<http1::Connection<TokioIo<ChannelIo<S>>, Handler>>,
     channel: Arc<Mutex<Channel<S>>>,
     exchange: Arc<Exchange>,
     service: Arc<Service>,
@@ -59,12 +60,6 @@ pub(super) struct Connection<S: HttpStream> {
     timer: Pin<Box<Sleep>>,
     /// The server is about to stop.
     is_finishing: bool,
-}
-
-enum Work<S: HttpStream> {
-    Serving(http1::Connection<TokioIo<ChannelIo<S>>, Handler>),
-    /// The last response is on its way.
-    Closing,
 }
 
 /// Event for which a connection waits.
@@ -138,7 +133,7 @@ impl<S: HttpStream> Connection<S> {
         counters.connections.fetch_add(1, Ordering::Relaxed);
         counters.connections_open.fetch_add(1, Ordering::Relaxed);
         Self {
-            work: Work::Serving(http.serve_connection(io, handler)),
+            serving: Some(http.serve_connection(io, handler)),
             channel,
             exchange,
             service: Arc::clone(service),
@@ -153,7 +148,7 @@ impl<S: HttpStream> Connection<S> {
 
     /// Runs the connection as far as the client allows. Ready when it has ended.
     fn poll_work(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        if let Work::Serving(connection) = &mut self.work {
+        if let Some(connection) = &mut self.serving {
             match Pin::new(connection).poll(context) {
                 Poll::Ready(result) => self.begin_close(result.is_err_and(|e| e.is_parse())),
                 Poll::Pending => {
@@ -181,9 +176,7 @@ impl<S: HttpStream> Connection<S> {
 
     /// Gives hyper's memory back; the response stays in the channel.
     fn begin_close(&mut self, is_parse_error: bool) {
-        let Work::Serving(connection) = std::mem::replace(&mut self.work, Work::Closing) else {
-            return;
-        };
+        let Some(connection) = self.serving.take() else { return };
         let unparsed = connection.into_parts().read_buf;
         if is_parse_error && has_unsupported_version(&unparsed) {
             lock(&self.channel).replace_response(BAD_REQUEST, VERSION_NOT_SUPPORTED);
@@ -207,9 +200,9 @@ impl<S: HttpStream> Connection<S> {
         }
         drop(channel);
         if order == Order::Finish {
-            match &mut self.work {
-                Work::Closing if self.wait.queued_bytes == 0 => return Verdict::End,
-                Work::Serving(connection) if !self.is_finishing => {
+            match &mut self.serving {
+                None if self.wait.queued_bytes == 0 => return Verdict::End,
+                Some(connection) if !self.is_finishing => {
                     self.is_finishing = true;
                     Pin::new(connection).graceful_shutdown();
                     return Verdict::Again;
@@ -232,12 +225,12 @@ impl<S: HttpStream> Connection<S> {
     }
 
     fn phase(&self, channel: &Channel<S>) -> Phase {
-        match &self.work {
-            Work::Closing => Phase::Close,
-            Work::Serving(_) if channel.waits_to_write() => Phase::Write,
-            Work::Serving(_) if self.exchange.reads_body() => Phase::Body,
-            Work::Serving(_) if self.exchange.has_started_head() => Phase::Head,
-            Work::Serving(_) => Phase::Idle,
+        match &self.serving {
+            None => Phase::Close,
+            Some(_) if channel.waits_to_write() => Phase::Write,
+            Some(_) if self.exchange.reads_body() => Phase::Body,
+            Some(_) if self.exchange.has_started_head() => Phase::Head,
+            Some(_) => Phase::Idle,
         }
     }
 
