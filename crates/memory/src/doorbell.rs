@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -14,8 +14,14 @@ use rustix::event::{EventfdFlags, eventfd};
 #[derive(Debug)]
 pub struct Doorbell {
     fd: OwnedFd,
-    armed: AtomicBool,
+    /// [`ARMED`] and [`RUNG`].
+    state: AtomicU8,
 }
+
+/// A thread sleeps on the descriptor, or is about to.
+const ARMED: u8 = 1;
+/// The descriptor is readable, or soon will be.
+const RUNG: u8 = 2;
 
 impl Doorbell {
     /// Creates an unarmed doorbell.
@@ -24,13 +30,13 @@ impl Doorbell {
     /// When the process has no file descriptor left.
     pub fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { fd, armed: AtomicBool::new(false) })
+        Ok(Self { fd, state: AtomicU8::new(0) })
     }
 
     /// Arms the doorbell before sleeping: from now on [`Doorbell::ring`] makes the descriptor
     /// readable. Check for work once more after this call.
     pub fn arm(&self) {
-        self.armed.store(true, Ordering::Relaxed);
+        self.state.fetch_or(ARMED, Ordering::Relaxed);
         // Pairs with the fence in `ring`: either the ringing side sees the doorbell armed, or the
         // sleeper's next check sees the published work.
         fence(Ordering::SeqCst);
@@ -38,23 +44,28 @@ impl Doorbell {
 
     /// Disarms the doorbell after sleeping: the descriptor is no longer readable.
     pub fn disarm(&self) {
-        self.armed.store(false, Ordering::Relaxed);
-        // An empty eventfd answers EAGAIN: the descriptor is then already in the wanted state.
-        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+        if self.state.swap(0, Ordering::Relaxed) & RUNG == 0 {
+            return;
+        }
+        // An empty eventfd answers EAGAIN: the other side is about to write.
+        if rustix::io::read(&self.fd, &mut [0u8; 8]).is_err() {
+            self.state.fetch_or(RUNG, Ordering::Relaxed);
+        }
     }
 
     /// Wakes the sleeper, if any, after work was published.
     #[inline]
     pub fn ring(&self) {
         fence(Ordering::SeqCst);
-        if self.armed.load(Ordering::Relaxed) {
+        if self.state.load(Ordering::Relaxed) & ARMED != 0 {
             self.wake();
         }
     }
 
     #[cold]
     fn wake(&self) {
-        if self.armed.swap(false, Ordering::Relaxed) {
+        let rung = |state| (state & ARMED != 0).then_some(RUNG);
+        if self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rung).is_ok() {
             // The write fails only when the counter is at its maximum, and then the descriptor is
             // readable already.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
@@ -87,6 +98,30 @@ mod tests {
         bell.arm();
         bell.ring();
         bell.ring();
+        assert!(readable(&bell));
+        bell.disarm();
+        assert!(!readable(&bell));
+    }
+
+    #[test]
+    fn disarm_empties_a_bell_that_was_armed_again() {
+        let bell = Doorbell::new().unwrap();
+        bell.arm();
+        bell.ring();
+        bell.arm();
+        bell.disarm();
+        assert!(!readable(&bell));
+    }
+
+    #[test]
+    fn late_write_of_a_ring_wakes_once_at_most() {
+        let bell = Doorbell::new().unwrap();
+        bell.arm();
+        // The first half of `ring`, in another thread.
+        assert_eq!(bell.state.swap(RUNG, Ordering::Relaxed), ARMED);
+        bell.disarm();
+        rustix::io::write(&bell.fd, &1u64.to_ne_bytes()).unwrap();
+        bell.arm();
         assert!(readable(&bell));
         bell.disarm();
         assert!(!readable(&bell));
