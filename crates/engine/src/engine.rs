@@ -13,7 +13,7 @@ use tidegate_wire::DropCounters;
 
 use crate::admission::{AdmissionError, Admitter, Role, is_due};
 use crate::pressure::{PressureMeter, SecondaryCores};
-use crate::{Clock, IdleConfig, IdleGovernor, IdleStep, KernelNeighbours};
+use crate::{Clock, CpuContention, IdleConfig, IdleGovernor, IdleStep, KernelNeighbours};
 
 /// Longest sleep, in nanoseconds, while frames wait because the transmit ring is full.
 const TRANSMIT_RETRY_NS: u64 = 200_000;
@@ -386,8 +386,14 @@ impl Engine {
     }
 
     /// Records CPU contention: another thread ran during a pause, so the engine sleeps sooner.
-    pub fn on_cpu_contention(&mut self) {
-        self.idle.on_cpu_contention();
+    pub fn on_cpu_contention(&mut self, contention: CpuContention) {
+        let now_ns = self.read_clock();
+        self.idle.on_cpu_contention(now_ns, contention);
+    }
+
+    /// Returns true while a CPU-bound thread shares the processor, as pauses have shown.
+    pub fn is_beside_cpu_bound(&self) -> bool {
+        self.idle.is_beside_cpu_bound(self.now_ns)
     }
 
     /// Prepares to sleep on [`Engine::wake_fds`]. Returns `None` if there is work already.

@@ -15,6 +15,11 @@
 //! All of this is for a processor without other work. A busy-polling thread counts as a working
 //! thread, and the scheduler gives it the same share as the others. So the engine sleeps soon if
 //! another thread used a pause.
+//!
+//! Beside a CPU-bound thread a pause costs whole time slices: a thread that yields stays runnable,
+//! so no wake-up preempts the other thread. Only a thread that sleeps is woken. After a pause that
+//! lost a time slice the engine therefore sleeps at once for a while, before it tries a pause
+//! again.
 
 use std::time::{Duration, Instant};
 
@@ -67,12 +72,30 @@ impl IdleConfig {
 /// Pauses longer than this mean that another thread ran.
 const CONTENDED_PAUSE: Duration = Duration::from_micros(20);
 
+/// Pauses from this length on mean that a CPU-bound thread ran: no time slice is shorter than a
+/// tick of the slowest clocks, and interrupt work and requests of applications are.
+const CPU_BOUND_PAUSE: Duration = Duration::from_micros(700);
+
+/// Time without pauses after the first pause beside a CPU-bound thread, in nanoseconds. Doubles
+/// with each further one.
+const MIN_SLEEP_ONLY_NS: u64 = 100_000_000;
+/// Upper bound of that time, in nanoseconds.
+const MAX_SLEEP_ONLY_NS: u64 = 3_200_000_000;
+
+/// Processor time that other threads used during a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuContention {
+    /// The other thread used up a time slice.
+    pub is_cpu_bound: bool,
+}
+
 /// Yields the processor for about a microsecond, or longer if another thread wants it, such as
-/// the kernel's receive work. Returns true if another thread ran.
-pub fn pause() -> bool {
+/// the kernel's receive work. Returns the contention if another thread ran.
+pub fn pause() -> Option<CpuContention> {
     let began = Instant::now();
     std::thread::yield_now();
-    began.elapsed() > CONTENDED_PAUSE
+    let paused = began.elapsed();
+    (paused > CONTENDED_PAUSE).then_some(CpuContention { is_cpu_bound: paused >= CPU_BOUND_PAUSE })
 }
 
 /// Wait before the next poll.
@@ -97,13 +120,25 @@ pub struct IdleGovernor {
     awake_ns: u64,
     /// Last idle step since the last work.
     last_step: Option<IdleStep>,
+    /// End of the time without busy-polling and pauses, beside a CPU-bound thread.
+    sleep_only_until_ns: u64,
+    /// Length of the last such time.
+    sleep_only_ns: u64,
 }
 
 impl IdleGovernor {
     /// Creates a governor whose last work was at `now_ns`.
     pub fn new(config: IdleConfig, now_ns: u64) -> Self {
         let awake_ns = config.pause_ns;
-        Self { config, last_work_ns: now_ns, busy_since_ns: now_ns, awake_ns, last_step: None }
+        Self {
+            config,
+            last_work_ns: now_ns,
+            busy_since_ns: now_ns,
+            awake_ns,
+            last_step: None,
+            sleep_only_until_ns: 0,
+            sleep_only_ns: 0,
+        }
     }
 
     /// Records work at `now_ns`: the next idle step is busy-polling again.
@@ -115,11 +150,28 @@ impl IdleGovernor {
         self.last_work_ns = now_ns;
     }
 
-    /// Records CPU contention during a pause: the engine stays awake no longer than `pause_ns`
-    /// after work, until it has been busy for long again.
-    pub fn on_cpu_contention(&mut self) {
+    /// Records CPU contention during a pause that ended at `now_ns`: the engine stays awake no
+    /// longer than `pause_ns` after work, until it has been busy for long again. Beside a
+    /// CPU-bound thread it sleeps at once for some time.
+    pub fn on_cpu_contention(&mut self, now_ns: u64, contention: CpuContention) {
         self.busy_since_ns = self.last_work_ns;
         self.awake_ns = self.config.pause_ns;
+        if !contention.is_cpu_bound {
+            return;
+        }
+        let since_ns = now_ns.saturating_sub(self.sleep_only_until_ns);
+        self.sleep_only_ns = if since_ns < self.sleep_only_ns {
+            (2 * self.sleep_only_ns).min(MAX_SLEEP_ONLY_NS)
+        } else {
+            MIN_SLEEP_ONLY_NS
+        };
+        self.sleep_only_until_ns = now_ns.saturating_add(self.sleep_only_ns);
+    }
+
+    /// Returns true while the engine sleeps at once, because a CPU-bound thread shares its
+    /// processor.
+    pub fn is_beside_cpu_bound(&self, now_ns: u64) -> bool {
+        now_ns < self.sleep_only_until_ns
     }
 
     /// Adapts the awake time to the gap between the last work and `now_ns`.
@@ -145,7 +197,9 @@ impl IdleGovernor {
         let idle_ns = now_ns.saturating_sub(self.last_work_ns);
         let busy_ns = self.last_work_ns.saturating_sub(self.busy_since_ns);
         let awake_ns = (busy_ns / 4).min(self.config.max_linger_ns).max(self.awake_ns);
-        let step = if idle_ns < self.config.spin_ns {
+        let step = if self.is_beside_cpu_bound(now_ns) {
+            IdleStep::Sleep
+        } else if idle_ns < self.config.spin_ns {
             IdleStep::Spin
         } else if idle_ns < awake_ns {
             IdleStep::Pause
@@ -234,9 +288,44 @@ mod tests {
         (0..1_000).for_each(|now_ns| idle.on_work(now_ns));
         work_after_poll(&mut idle, 1_050);
         assert_eq!(awake_ns(&idle, 1_050), 100);
-        idle.on_cpu_contention();
+        idle.on_cpu_contention(1_050, CpuContention { is_cpu_bound: false });
         assert_eq!(awake_ns(&idle, 1_050), 20);
         (1_050..2_050).for_each(|now_ns| idle.on_work(now_ns));
         assert_eq!(awake_ns(&idle, 2_049), 100, "it was busy again");
+    }
+
+    #[test]
+    fn sleeps_at_once_beside_a_cpu_bound_thread() {
+        const MS: u64 = 1_000_000;
+        let mut idle = IdleGovernor::new(IdleConfig::default(), 0);
+        idle.on_work(MS);
+        idle.on_cpu_contention(MS, CpuContention { is_cpu_bound: true });
+        for now_ns in [MS, 50 * MS, 101 * MS - 1] {
+            idle.on_work(now_ns);
+            assert_eq!(idle.step(now_ns), IdleStep::Sleep, "at {now_ns}");
+        }
+        idle.on_work(101 * MS);
+        assert_eq!(idle.step(101 * MS), IdleStep::Spin, "tries again");
+    }
+
+    #[test]
+    fn tries_to_pause_less_often_while_cpu_contention_lasts() {
+        let mut idle = IdleGovernor::new(IdleConfig::default(), 0);
+        let mut now_ns = 0;
+        let mut time_without_pause_ms = || {
+            idle.on_cpu_contention(now_ns, CpuContention { is_cpu_bound: true });
+            let began_ns = now_ns;
+            while idle.step(now_ns) == IdleStep::Sleep {
+                now_ns += 1_000_000;
+                idle.on_work(now_ns);
+            }
+            (now_ns - began_ns) / 1_000_000
+        };
+        let times: Vec<u64> = (0..7).map(|_| time_without_pause_ms()).collect();
+        assert_eq!(times, [100, 200, 400, 800, 1_600, 3_200, 3_200]);
+        let quiet_ns = now_ns + 2 * MAX_SLEEP_ONLY_NS;
+        idle.on_cpu_contention(quiet_ns, CpuContention { is_cpu_bound: true });
+        idle.on_work(quiet_ns + MIN_SLEEP_ONLY_NS);
+        assert_eq!(idle.step(quiet_ns + MIN_SLEEP_ONLY_NS), IdleStep::Spin, "starts over");
     }
 }

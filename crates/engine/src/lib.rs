@@ -14,6 +14,7 @@
 //! * `packet`: devices on AF_PACKET.
 
 pub mod admission;
+mod boost;
 mod claim;
 mod clock;
 mod device_config;
@@ -33,12 +34,13 @@ mod priority;
 mod sharded;
 mod sys;
 
+pub use boost::{PriorityBoost, shorten_time_slice};
 pub use claim::{HeldSocket, PortClaim, PortClaims};
 pub use clock::Clock;
 pub use device_config::{DeviceConfig, OpenDevice};
 pub use engine::{Engine, EngineConfig, EngineCounters, SleepPlan, StepResult, WakeFds};
 pub use handover::{InheritedDevice, InheritedKind};
-pub use idle::{IdleConfig, IdleGovernor, IdleStep, pause};
+pub use idle::{CpuContention, IdleConfig, IdleGovernor, IdleStep, pause};
 pub use idle_detector::IdleDetector;
 pub use neighbours::KernelNeighbours;
 pub use open::{DeviceWrapper, NetConfig, OpenError};

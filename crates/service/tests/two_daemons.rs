@@ -46,6 +46,22 @@ fn datagrams_of_every_length_go_both_ways() {
 }
 
 #[test]
+fn idle_core_wakes_application_with_many_peers_at_once() {
+    for family in FAMILIES {
+        let testbed = DaemonPair::with_coalescing(60 * TIMEOUT);
+        let mut apps = [testbed.attach(0), testbed.attach(1)];
+        let client = apps[0].bind_udp(address(0, family, 0), Default::default()).unwrap();
+        let mut bind = |to| (apps[1].bind_udp(to, Default::default()).unwrap(), to);
+        let servers: Vec<_> = (7..15).map(|port| bind(address(1, family, port))).collect();
+        for (server, to) in servers {
+            apps[0].send_datagram(client, b"x", Some(to), None).unwrap();
+            let mut buf = [0; 8];
+            wait_until(&mut apps[1], |app| app.recv_datagram(server, &mut buf, false)).unwrap();
+        }
+    }
+}
+
+#[test]
 fn reports_datagram_errors() {
     for (testbed, family) in testbeds() {
         let mut app = testbed.attach(0);

@@ -35,9 +35,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Long help on the privileges of the daemon.
 const PRIVILEGES: &str = "Once the daemon serves, it drops every capability that it no longer \
-needs. It keeps CAP_NET_ADMIN and CAP_BPF with --io xdp, and CAP_NET_RAW and CAP_IPC_LOCK to open \
-the device again if an upgrade fails; CAP_NET_BIND_SERVICE too with --shared; and none with --io \
-packet, tap and dpdk (but DPDK's own threads keep theirs). `tidegate upgrade` replaces a daemon \
+needs. It keeps CAP_SYS_NICE for its priority beside CPU-bound programs; CAP_NET_ADMIN and CAP_BPF \
+with --io xdp, and CAP_NET_RAW and CAP_IPC_LOCK to open the device again if an upgrade fails; \
+CAP_NET_BIND_SERVICE too with --shared; and no other with --io packet, tap and dpdk (but DPDK's \
+own threads keep theirs). `tidegate upgrade` replaces a daemon \
 with no connection lost.";
 
 /// Flags of the daemon.

@@ -38,7 +38,8 @@ impl KeptCapabilities {
         } else {
             CapabilitySet::empty()
         };
-        Self(device | addresses)
+        // Beside CPU-bound threads the priority of a network core changes with the load.
+        Self(device | addresses | CapabilitySet::SYS_NICE)
     }
 
     /// Drops all other capabilities, for the calling thread and the threads that it starts.
@@ -82,17 +83,20 @@ mod tests {
 
     #[test]
     fn keeps_required_capabilities_of_each_device() {
-        assert_eq!(kept_for("io = 'packet'").names(), "no capability");
-        assert_eq!(kept_for("port = 'tap'").names(), "no capability");
-        assert_eq!(kept_for("port = 'dpdk:net_memif0'").names(), "no capability");
+        assert_eq!(kept_for("io = 'packet'").names(), "CAP_SYS_NICE");
+        assert_eq!(kept_for("port = 'tap'").names(), "CAP_SYS_NICE");
+        assert_eq!(kept_for("port = 'dpdk:net_memif0'").names(), "CAP_SYS_NICE");
         assert_eq!(
             kept_for("port = 'dpdk:net_af_packet0,iface=x'").names(),
-            "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK"
+            "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_SYS_NICE"
         );
-        assert_eq!(kept_for("").names(), "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_BPF");
+        assert_eq!(
+            kept_for("").names(),
+            "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_SYS_NICE CAP_BPF"
+        );
         assert_eq!(
             kept_for("shared = true").names(),
-            "CAP_NET_BIND_SERVICE CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_BPF"
+            "CAP_NET_BIND_SERVICE CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_SYS_NICE CAP_BPF"
         );
     }
 
@@ -104,11 +108,10 @@ mod tests {
             (rustix::thread::capabilities(None).unwrap(), rustix::thread::no_new_privs().unwrap())
         });
         let (remaining, no_new) = remaining.join().unwrap();
-        let none = CapabilitySet::empty();
-        assert_eq!(
-            remaining,
-            CapabilitySets { effective: none, permitted: none, inheritable: none }
-        );
+        let kept = remaining.permitted;
+        assert!(CapabilitySet::SYS_NICE.contains(kept), "{kept:?}");
+        let inheritable = CapabilitySet::empty();
+        assert_eq!(remaining, CapabilitySets { effective: kept, permitted: kept, inheritable });
         assert!(no_new);
     }
 }

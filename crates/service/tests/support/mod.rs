@@ -90,6 +90,15 @@ impl DaemonPair {
 
     /// Two daemons with this range of cores each.
     pub fn with_cores(cores: RangeInclusive<usize>) -> Self {
+        Self::start(cores, DEFAULT_COALESCING)
+    }
+
+    /// Two daemons with one core each and this time between two wake-ups of an application.
+    pub fn with_coalescing(coalescing: Duration) -> Self {
+        Self::start(1..=1, coalescing)
+    }
+
+    fn start(cores: RangeInclusive<usize>, coalescing: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (a, b) = mem::wire(&mem::MemConfig::default()).unwrap();
         let paths = ["a.sock", "b.sock"].map(|name| folder.path().join(name));
@@ -103,7 +112,7 @@ impl DaemonPair {
                 mode: 0o600,
                 group: None,
                 geometry: GEOMETRY,
-                coalescing: DEFAULT_COALESCING,
+                coalescing,
                 quota: Quota::default(),
             };
             let start = StartOptions {

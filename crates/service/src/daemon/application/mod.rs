@@ -219,12 +219,9 @@ impl Application {
         Ok(())
     }
 
-    /// Publishes the notifications, and wakes the application if it sleeps. Returns the time of
-    /// a wake-up that is coalesced to later.
-    pub(super) fn publish_notifications(
-        &mut self,
-        now_ns: u64,
-    ) -> Result<Option<u64>, ProtocolError> {
+    /// Publishes the notifications, and wakes the application if it sleeps, unless the wake-up is
+    /// coalesced to later.
+    pub(super) fn publish_notifications(&mut self, now_ns: u64) -> Result<(), ProtocolError> {
         while let Some(notice) = self.notifier.retry_queued()? {
             if let Notification::Changed(handle) = notice
                 && let Some(entry) = self.slots.entry(handle.slot)
@@ -233,7 +230,13 @@ impl Application {
                 entry.is_notification_queued = false;
             }
         }
-        Ok(self.notifier.publish(now_ns, &self.connection))
+        self.notifier.publish(now_ns, &self.connection);
+        Ok(())
+    }
+
+    /// Wakes the application, if it sleeps and has notifications, before the core sleeps.
+    pub(super) fn wake_before_sleep(&mut self, now_ns: u64) {
+        self.notifier.wake_before_sleep(now_ns, &self.connection);
     }
 
     /// Handles a wake-up of the daemon. The byte stays in the connection: to receive it would close

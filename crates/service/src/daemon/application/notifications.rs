@@ -75,20 +75,29 @@ impl Notifier {
         Ok(Some(notice))
     }
 
-    /// Publishes the notifications, and wakes the application over its connection if it sleeps.
-    /// Returns the time of a wake-up that is coalesced to later.
-    pub(super) fn publish(&mut self, now_ns: u64, connection: &impl AsFd) -> Option<u64> {
+    /// Publishes the notifications, and wakes the application over its connection if it sleeps,
+    /// unless the wake-up is coalesced to later.
+    pub(super) fn publish(&mut self, now_ns: u64, connection: &impl AsFd) {
         if std::mem::take(&mut self.has_unpublished) {
             self.ring.publish();
             self.wake_pending = true;
         }
-        if !self.wake_pending {
-            return None;
+        let is_coalesced =
+            || self.coalescing.wake_at(now_ns) > now_ns && self.application_sleeps.is_requested();
+        if self.wake_pending && !is_coalesced() {
+            self.wake(now_ns, connection);
         }
-        let wake_at_ns = self.coalescing.wake_at(now_ns);
-        if wake_at_ns > now_ns && self.application_sleeps.is_requested() {
-            return Some(wake_at_ns);
+    }
+
+    /// Wakes the application, if it sleeps and has notifications, before the core sleeps: a
+    /// wake-up that is coalesced to later would let both sleep.
+    pub(super) fn wake_before_sleep(&mut self, now_ns: u64, connection: &impl AsFd) {
+        if self.wake_pending {
+            self.wake(now_ns, connection);
         }
+    }
+
+    fn wake(&mut self, now_ns: u64, connection: &impl AsFd) {
         self.wake_pending = false;
         if !self.application_sleeps.take() {
             self.coalescing.on_awake();
@@ -99,6 +108,5 @@ impl Notifier {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let _ = rustix::net::send(connection, &[0], flags);
         }
-        None
     }
 }

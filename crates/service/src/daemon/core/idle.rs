@@ -19,7 +19,7 @@ impl NetworkCore {
             IdleStep::Spin => self.check_periodically(),
             IdleStep::Pause => {
                 self.check_periodically();
-                self.others_ran = pause();
+                self.contention = pause();
             }
             IdleStep::Sleep => {
                 self.inbox.bell.arm();
@@ -47,8 +47,13 @@ impl NetworkCore {
         let retry = (!self.poll_queue.is_empty()).then_some(DEVICE_RETRY_INTERVAL);
         let SleepPlan { timeout_ns, receive_paused } = sleep;
         let (_, _, now_ns) = self.server.engine.parts();
-        let wakes_ns = self.wake_next_ns.into_iter().chain(self.server.transfers.next_expiry_ns());
-        let wake_ns = wakes_ns.min().map(|wake_ns| wake_ns.saturating_sub(now_ns));
+        match self.server.engine.is_beside_cpu_bound() {
+            true => self.boost.raise(now_ns),
+            false => self.boost.lower(),
+        }
+        self.apps.iter_mut().flatten().for_each(|app| app.wake_before_sleep(now_ns));
+        let expiry_ns = self.server.transfers.next_expiry_ns();
+        let wake_ns = expiry_ns.map(|expiry_ns| expiry_ns.saturating_sub(now_ns));
         let timeout = timeout_ns.into_iter().chain(wake_ns).map(Duration::from_nanos);
         let timeout = timeout.chain(retry).min();
         let timeout = timeout.map(|timeout| Timespec {

@@ -22,7 +22,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use tidegate_engine::WakeFds;
+use tidegate_engine::{CpuContention, PriorityBoost, WakeFds, shorten_time_slice};
 
 use self::app_events::AppEvents;
 use self::cores::Cores;
@@ -64,11 +64,11 @@ pub(super) struct NetworkCore {
     next_check_ns: u64,
     /// Other threads had the processor since the last round. If they were applications, they
     /// have left commands.
-    others_ran: bool,
+    contention: Option<CpuContention>,
+    /// Priority beside CPU-bound threads.
+    boost: PriorityBoost,
     /// True while commands of an exited application are drained.
     is_reaping: bool,
-    /// Next coalesced wake-up of an application.
-    wake_next_ns: Option<u64>,
     pub(super) log: Log,
 }
 
@@ -115,9 +115,9 @@ impl NetworkCore {
             meter: LoadMeter::default(),
             load_windows: 0,
             next_check_ns: server.engine.read_clock(),
-            others_ran: false,
+            contention: None,
+            boost: PriorityBoost::default(),
             is_reaping: false,
-            wake_next_ns: None,
             server,
             log,
         })
@@ -129,6 +129,9 @@ impl NetworkCore {
     /// # Errors
     /// When the device has failed.
     pub(super) fn run(mut self, mut handler: impl MessageHandler) -> io::Result<Option<u32>> {
+        // Short turns let this thread run at once when it wakes beside CPU-bound threads. A kernel
+        // that refuses makes it wait longer there.
+        let _ = shorten_time_slice();
         self.server.engine.take_over()?;
         let successor = loop {
             match self.handle_messages(&mut handler)? {
@@ -164,12 +167,14 @@ impl NetworkCore {
         }
         self.notify_applications();
         self.server.release_closed();
-        if messages + commands > 0 {
+        let left_commands = messages + commands > 0;
+        if left_commands {
             self.server.engine.on_work();
-        } else if self.others_ran {
-            self.server.engine.on_cpu_contention();
         }
-        self.others_ran = false;
+        let contention = self.contention.take();
+        if let Some(contention) = contention.filter(|found| found.is_cpu_bound || !left_commands) {
+            self.server.engine.on_cpu_contention(contention);
+        }
         let is_busy = messages + received + events + commands > 0 || self.has_more;
         self.meter.set_busy(is_busy);
         if is_busy {

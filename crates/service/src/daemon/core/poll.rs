@@ -143,12 +143,10 @@ impl NetworkCore {
 
     pub(in crate::daemon) fn notify_applications(&mut self) {
         let (_, _, now_ns) = self.server.engine.parts();
-        self.wake_next_ns = None;
         for number in 0..self.apps.len() {
             let Some(app) = &mut self.apps[number] else { continue };
-            match app.publish_notifications(now_ns) {
-                Ok(later) => self.wake_next_ns = self.wake_next_ns.into_iter().chain(later).min(),
-                Err(why) => self.evict(number as AppNumber, why),
+            if let Err(why) = app.publish_notifications(now_ns) {
+                self.evict(number as AppNumber, why);
             }
         }
     }

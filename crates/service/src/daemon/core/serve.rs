@@ -138,6 +138,7 @@ impl NetworkCore {
         let (_, _, now_ns) = self.server.engine.parts();
         if now_ns >= self.next_check_ns {
             self.next_check_ns = now_ns + CHECK_INTERVAL_NS;
+            self.boost.check(now_ns);
             self.check_applications();
         }
     }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_engine::{IdleStep, pause};
+use tidegate_engine::{IdleStep, pause, shorten_time_slice};
 use tidegate_service::attachment::Attachment;
 
 use super::core::{AttachedCore, daemon_exited};
@@ -25,6 +25,14 @@ const IMMEDIATE_WAITS: u32 = 256;
 /// Duration of later waits that find nothing but errors: an application that keeps such a
 /// socket would spin forever.
 const DELAYED_WAIT: Duration = Duration::from_millis(100);
+
+thread_local! {
+    /// Shortens the time slice of a thread at its first use.
+    static SHORT_SLICE: () = {
+        // A kernel that refuses lets this thread wait longer beside CPU-bound threads.
+        let _ = shorten_time_slice();
+    };
+}
 
 /// Attached stack, shared by the threads of the application.
 pub(crate) struct AttachedStack {
@@ -130,8 +138,11 @@ impl AttachedStack {
                     return Ok(Some(true));
                 }
                 pauses += 1;
-                if pause() {
-                    self.lock().idle.on_cpu_contention();
+                if let Some(contention) = pause() {
+                    if contention.is_cpu_bound {
+                        SHORT_SLICE.with(|()| ());
+                    }
+                    self.lock().idle.on_cpu_contention(self.now_ns(), contention);
                 }
                 continue;
             }

@@ -1,12 +1,13 @@
 //! Embedded stack, shared by the threads of the application.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use tidegate_engine::{
-    self as engine, Engine, IdleDetector, IdleStep, PortClaims, SleepPlan, WakeFds,
+    self as engine, Engine, IdleDetector, IdleStep, PortClaims, PriorityBoost, SleepPlan, WakeFds,
 };
 use tidegate_memory::Doorbell;
 use tidegate_memory::queues::lock::{ContentionStart, LockMeter};
@@ -185,8 +186,8 @@ impl EmbeddedStack {
     /// Pauses while nothing arrives, and reports to the engine if other threads used the
     /// processor meanwhile.
     pub(crate) fn pause(&self) {
-        if engine::pause() {
-            self.lock().engine.on_cpu_contention();
+        if let Some(contention) = engine::pause() {
+            self.lock().engine.on_cpu_contention(contention);
         }
     }
 
@@ -261,8 +262,10 @@ impl EmbeddedStack {
         let Some(sleep) = core.engine.prepare_sleep()? else { return Ok(false) };
         core.paused_sleeper = sleep.receive_paused.then(|| Arc::clone(bell));
         core.enter_sleep(bell, sleep.timeout_ns);
+        let boost = core.engine.is_beside_cpu_bound().then(|| WakeBoost::raise(&mut core.engine));
         drop(core);
         let slept = self.sleep_for(sleep, bell, limit, sleeper);
+        drop(boost);
         self.lock().leave_sleep(bell);
         slept
     }
@@ -294,5 +297,27 @@ impl EmbeddedStack {
             core.engine.gate().on_idle_processor(now_ns);
         }
         slept
+    }
+}
+
+thread_local! {
+    static BOOST: RefCell<PriorityBoost> = RefCell::default();
+}
+
+/// Boost of the calling thread while it sleeps, so that it wakes at once. Ends before the program
+/// runs its own code.
+struct WakeBoost;
+
+impl WakeBoost {
+    fn raise(engine: &mut Engine) -> Self {
+        let now_ns = engine.read_clock();
+        BOOST.with_borrow_mut(|boost| boost.raise(now_ns));
+        Self
+    }
+}
+
+impl Drop for WakeBoost {
+    fn drop(&mut self) {
+        BOOST.with_borrow_mut(PriorityBoost::lower);
     }
 }
