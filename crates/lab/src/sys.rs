@@ -1,5 +1,5 @@
 //! System calls that no safe crate wraps: batches of datagrams, a mount namespace for one thread,
-//! an ARP socket, an `io_uring`.
+//! an ARP socket, an `io_uring`, the send queue of a TCP socket.
 
 use std::io;
 use std::ops::Range;
@@ -117,6 +117,16 @@ pub(crate) fn unshare_sysfs() -> io::Result<()> {
     // Mounted over the old one, which must not be unmounted in a user namespace.
     mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;
     Ok(())
+}
+
+/// Bytes that a TCP socket has taken for sending and that its peer has not acknowledged.
+pub(crate) fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ, which has the number of TIOCOUTQ, writes one int, which outlives the call.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
+        0 => Ok(usize::try_from(bytes).unwrap_or(0)),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Gives a thread priority over every ordinary thread of its core and over threads of a lower

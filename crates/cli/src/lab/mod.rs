@@ -55,6 +55,9 @@ pub(crate) enum Lab {
     /// memcached and nginx on the kernel, with Tidegate embedded, and attached to the
     /// daemon
     Apps(tcp::TcpLab),
+    /// Servers beside CPU-bound programs on their core: an echo server, redis and nginx on the
+    /// kernel, with Tidegate embedded, and attached to the daemon
+    Noisy(tcp::NoisyLab),
     /// Context switches and interrupts of redis at equal throughput: the kernel tuned by
     /// affinity against a network core
     #[command(alias = "asymmetric")]
@@ -126,6 +129,7 @@ impl Lab {
             Lab::Connections(lab) => lab.run(),
             Lab::SynFlood(lab) => lab.run(tidegate_lab::tcp::syn_flood::run),
             Lab::Apps(lab) => lab.run(tidegate_lab::apps::throughput::run),
+            Lab::Noisy(lab) => lab.run(),
             Lab::ContextSwitches(lab) => lab.run(tidegate_lab::apps::context_switches::run),
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),

@@ -1,7 +1,8 @@
 //! `tidegate lab echo-throughput`, `echo-message-size`, `echo-latency`, `bulk`, `connections`,
-//! `syn-flood`, `apps`, `context-switches`.
+//! `syn-flood`, `apps`, `noisy`, `context-switches`.
 
 use clap::Args;
+use tidegate_lab::apps::{echo_server, noisy};
 use tidegate_lab::tcp::{TcpLabConfig, connections};
 use tidegate_lab::{Experiment, LabError};
 
@@ -33,6 +34,25 @@ impl TcpLab {
         experiment: fn(&TcpLabConfig) -> Result<Experiment, LabError>,
     ) -> Result<(), Failure> {
         self.output.write(&experiment(&self.config())?)
+    }
+}
+
+/// Flags of `lab noisy`.
+#[derive(Args)]
+pub(crate) struct NoisyLab {
+    #[command(flatten)]
+    lab: TcpLab,
+    /// Echo server of the experiment on this port; the experiment starts it itself
+    #[arg(long, hide = true, value_name = "PORT")]
+    echo_port: Option<u16>,
+}
+
+impl NoisyLab {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        if let Some(port) = self.echo_port {
+            return Ok(echo_server::run(port)?);
+        }
+        self.lab.output.write(&noisy::run(&self.lab.config(), self.lab.measure.quick)?)
     }
 }
 

@@ -5,25 +5,30 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::error::LabError;
+use crate::livelock::test_case::own_executable;
 use crate::load::{ExpectedResponse, Transaction};
 
-/// Size in bytes of the value (redis, memcached) or the file (nginx).
+/// Size in bytes of the message (echo), the value (redis, memcached) or the file (nginx).
 const VALUE_BYTES: usize = 64;
 
-/// Application from the Debian package, unmodified.
+/// Unmodified application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Application {
+    /// Echo server of [`super::echo_server`].
+    Echo,
     Redis,
     Memcached,
     Nginx,
 }
 
 impl Application {
-    pub(super) const ALL: [Self; 3] = [Self::Redis, Self::Memcached, Self::Nginx];
+    /// Applications from Debian's packages.
+    pub(super) const PACKAGES: [Self; 3] = [Self::Redis, Self::Memcached, Self::Nginx];
 
     /// Name in rows and figures.
     pub(super) fn name(self) -> &'static str {
         match self {
+            Self::Echo => "echo",
             Self::Redis => "redis",
             Self::Memcached => "memcached",
             Self::Nginx => "nginx",
@@ -32,6 +37,7 @@ impl Application {
 
     pub(super) fn port(self) -> u16 {
         match self {
+            Self::Echo => 7,
             Self::Redis => 6379,
             Self::Memcached => 11_211,
             Self::Nginx => 8080,
@@ -41,6 +47,7 @@ impl Application {
     /// True if the application's executable runs and prints its version.
     pub(super) fn is_installed(self) -> bool {
         let (executable, version_flag) = match self {
+            Self::Echo => return true,
             Self::Redis => ("redis-server", "--version"),
             Self::Memcached => ("memcached", "--version"),
             Self::Nginx => ("nginx", "-v"),
@@ -56,6 +63,10 @@ impl Application {
     pub(super) fn command_line(self, folder: &Path) -> Result<Vec<String>, LabError> {
         let root = folder.display();
         let line = match self {
+            Self::Echo => {
+                let executable = own_executable()?;
+                format!("{} lab noisy --echo-port {}", executable.display(), self.port())
+            }
             Self::Redis => format!(
                 "redis-server --port {} --bind 0.0.0.0 --protected-mode no --save  --appendonly \
                  no --logfile /dev/null --dir {root}",
@@ -94,7 +105,7 @@ impl Application {
                 (format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${VALUE_BYTES}\r\n{value}\r\n"), "+OK\r\n")
             }
             Self::Memcached => (format!("set k 0 0 {VALUE_BYTES}\r\n{value}\r\n"), "STORED\r\n"),
-            Self::Nginx => return None,
+            Self::Echo | Self::Nginx => return None,
         };
         Some(Transaction {
             request: request.into_bytes(),
@@ -106,6 +117,10 @@ impl Application {
     pub(super) fn measured_request(self) -> Transaction {
         let value = "x".repeat(VALUE_BYTES);
         match self {
+            Self::Echo => Transaction {
+                request: value.clone().into_bytes(),
+                response: ExpectedResponse::Exactly(value.into_bytes()),
+            },
             Self::Redis => Transaction {
                 request: b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n".to_vec(),
                 response: ExpectedResponse::Exactly(

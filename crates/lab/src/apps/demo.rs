@@ -17,7 +17,7 @@ use crate::tcp::choose_cores;
 /// # Errors
 /// If namespaces cannot be created or an application does not start.
 pub fn run(seconds: f64) -> Result<Option<Experiment>, LabError> {
-    if let Err(missing) = check_installed(&Application::ALL) {
+    if let Err(missing) = check_installed(&Application::PACKAGES) {
         println!("\nUnmodified applications are skipped: {missing}");
         return Ok(None);
     }
@@ -27,7 +27,7 @@ pub fn run(seconds: f64) -> Result<Option<Experiment>, LabError> {
     testbed.prepare(Receiver::Server)?;
     let daemon = DaemonProcess::start(&testbed, server_core, &["--admission"])?;
     let mut services = Vec::new();
-    for application in Application::ALL {
+    for application in Application::PACKAGES {
         services.push((application, start_attached(&testbed, application, server_core, &daemon)?));
     }
     let mut result = Experiment::new("demo-programs");

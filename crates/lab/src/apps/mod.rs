@@ -6,5 +6,8 @@
 mod application;
 pub mod context_switches;
 pub mod demo;
+pub mod echo_server;
+pub mod noisy;
+mod packaged_load;
 mod testbed;
 pub mod throughput;

@@ -33,6 +33,9 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Stack that serves an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StackKind {
+    /// Kernel stack, with receive work in softirqs where Linux puts them: on a veth pair, the
+    /// sender's core.
+    KernelSoftirq,
     /// Kernel stack, with receive packet steering (RPS) to the server's core. The driver's work
     /// and coalescing (GRO) stay on the sender's core.
     Kernel,
@@ -45,11 +48,15 @@ pub(super) enum StackKind {
 }
 
 impl StackKind {
-    pub(super) const ALL: [Self; 4] =
+    /// Stacks that do protocol work on the server's core.
+    pub(super) const SERVER_CORE: [Self; 4] =
         [Self::Kernel, Self::KernelThread, Self::Embedded, Self::Attached];
+    pub(super) const ALL: [Self; 5] =
+        [Self::KernelSoftirq, Self::Kernel, Self::KernelThread, Self::Embedded, Self::Attached];
 
     pub(super) fn name(self) -> &'static str {
         match self {
+            Self::KernelSoftirq => "kernel-softirq",
             Self::Kernel => "kernel",
             Self::KernelThread => "kernel-thread",
             Self::Embedded => "embedded",
@@ -59,7 +66,7 @@ impl StackKind {
 
     /// True for the kernel's stack, false for Tidegate's.
     pub(super) fn is_kernel(self) -> bool {
-        matches!(self, Self::Kernel | Self::KernelThread)
+        matches!(self, Self::KernelSoftirq | Self::Kernel | Self::KernelThread)
     }
 }
 
@@ -138,7 +145,7 @@ pub(super) fn start_service(
     let receiver = if stack.is_kernel() { Receiver::Kernel } else { Receiver::Server };
     testbed.prepare(receiver)?;
     match stack {
-        StackKind::Kernel | StackKind::KernelThread => {
+        StackKind::KernelSoftirq | StackKind::Kernel | StackKind::KernelThread => {
             testbed.pair.b.set_rps((stack == StackKind::Kernel).then_some(cores.daemon))?;
             start_application(testbed, application, cores.application, KERNEL_ADDRESS, |_| Ok(()))
         }
@@ -244,7 +251,7 @@ impl RunningService {
     }
 
     /// Sends the same requests from the load's device itself, each as soon as the previous
-    /// response arrives. Except for [`DataPath::Kernel`], the server's core receives from the server's
+    /// response arrives. Except for [`StackKind::Kernel`], the server's core receives from the server's
     /// device.
     pub(super) fn measure_from_device(
         &self,
@@ -265,7 +272,7 @@ impl RunningService {
             seconds,
             core: testbed.load_core,
         };
-        if stack != StackKind::Kernel {
+        if !matches!(stack, StackKind::KernelSoftirq | StackKind::Kernel) {
             testbed.pair.b.set_threaded_napi(testbed.server_core)?;
         }
         let before = CoreTicks::read(testbed.server_core)?;

@@ -46,12 +46,12 @@ struct Row {
 /// # Errors
 /// If an application is not installed or does not start.
 pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
-    check_installed(&Application::ALL)?;
+    check_installed(&Application::PACKAGES)?;
     let (server_core, load_core) = choose_cores()?;
     let testbed = FloodTestbed::new(server_core, load_core)?;
-    let mut rows: Vec<Row> = Application::ALL
+    let mut rows: Vec<Row> = Application::PACKAGES
         .into_iter()
-        .flat_map(|application| StackKind::ALL.map(|stack| (application, stack)))
+        .flat_map(|application| StackKind::SERVER_CORE.map(|stack| (application, stack)))
         .map(|(application, stack)| {
             let (baseline, answered_shares, offered_pps) = (Vec::new(), Vec::new(), Vec::new());
             Row { application, stack, baseline, answered_shares, offered_pps }
@@ -100,7 +100,7 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
 /// precedence under overload.
 fn admission_flags(stack: StackKind) -> &'static [&'static str] {
     match stack {
-        StackKind::Kernel | StackKind::KernelThread => &[],
+        StackKind::KernelSoftirq | StackKind::Kernel | StackKind::KernelThread => &[],
         StackKind::Embedded | StackKind::Attached => &["--admission"],
     }
 }
@@ -121,7 +121,7 @@ pub(super) fn measure_flood(
     };
     let baseline = testbed.pair.a.namespace.enter(|| load_tcp(&load))??;
     let work = match stack {
-        StackKind::Kernel => ReceiveWork::Steered,
+        StackKind::KernelSoftirq | StackKind::Kernel => ReceiveWork::Steered,
         StackKind::KernelThread => ReceiveWork::Thread,
         StackKind::Embedded | StackKind::Attached => ReceiveWork::Server,
     };
@@ -162,7 +162,7 @@ fn report(config: &TcpLabConfig, rows: &[Row]) -> Experiment {
             .find(|row| row.application == application && row.stack == stack)
             .expect("every application has a row for every stack")
     };
-    for application in Application::ALL {
+    for application in Application::PACKAGES {
         let [steered, threaded] = [StackKind::Kernel, StackKind::KernelThread]
             .map(|stack| find(application, stack).median_rps());
         let kernel = steered.max(threaded);
