@@ -10,6 +10,7 @@ use crate::fast_path::template::HeaderTemplate;
 use crate::interface::Interface;
 use crate::ip::packet::{IcmpErrorKind, Packet};
 use crate::ip::path::Path;
+use crate::ip::path_mtu::{MtuReport, QuotedKind};
 use crate::ip::version::is_ipv4;
 use crate::link::LinkMeta;
 
@@ -72,6 +73,7 @@ impl Interface {
                 mac: Some(mac),
                 is_loopback: false,
                 mtu: self.mtu,
+                segment_mtu: self.mtu,
                 routers_fragment: false,
                 template: HeaderTemplate::NONE,
                 max_plain_frame_bytes: 0,
@@ -121,22 +123,33 @@ impl Interface {
         allowed
     }
 
+    /// Applies a report that a packet of `kind` was too big for a next hop with this MTU.
+    ///
+    /// # Errors
+    /// [`DropReason::IcmpMtu`] when the report changes nothing or is impossible.
     pub(crate) fn learn_path_mtu(
         &mut self,
         now_ns: u64,
         mtu: usize,
+        kind: QuotedKind,
         quote: &QuotedPacket<'_>,
     ) -> Result<(), DropReason> {
-        let (current, _, _) = self.path_mtu(now_ns, quote.destination);
-        self.path_mtus.learn(now_ns, quote.destination, mtu, quote.packet_bytes, current)?;
+        let (current, _, _) = self.path_mtu(now_ns, kind, quote.destination);
+        let report = MtuReport { kind, packet_bytes: quote.packet_bytes, mtu };
+        self.path_mtus.learn(now_ns, &mut self.rng, quote.destination, report, current)?;
         self.paths.invalidate();
         Ok(())
     }
 
-    /// Path MTU of a destination in bytes, whether routers on the path must fragment, and the
-    /// expiry time of this entry.
-    pub(crate) fn path_mtu(&self, now_ns: u64, destination: IpAddr) -> (usize, bool, u64) {
-        match self.path_mtus.get(now_ns, destination) {
+    /// Path MTU of a destination in bytes for packets of `kind`, whether routers on the path must
+    /// fragment, and the expiry time of this entry.
+    pub(crate) fn path_mtu(
+        &self,
+        now_ns: u64,
+        kind: QuotedKind,
+        destination: IpAddr,
+    ) -> (usize, bool, u64) {
+        match self.path_mtus.get(now_ns, kind, destination) {
             Some(known) => (known.mtu.min(self.mtu), known.routers_fragment, known.until_ns),
             None => (self.mtu, false, u64::MAX),
         }

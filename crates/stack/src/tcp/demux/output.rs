@@ -98,7 +98,7 @@ impl TcpTable {
     ) {
         // Without a path, segments count as lost; the timers of the connection still run.
         let path = interface.path(now_ns, arena, remote).ok();
-        let mtu = path.as_ref().map_or(interface.mtu, |path| path.mtu);
+        let mtu = path.as_ref().map_or(interface.mtu, |path| path.segment_mtu);
         let max_bytes = path.as_ref().map_or(0, |path| self.max_tso_bytes(interface, path, index));
         let mut segments_left =
             if max_bytes > 0 { MAX_TSO_TURN_SEGMENTS } else { MAX_TURN_SEGMENTS };
