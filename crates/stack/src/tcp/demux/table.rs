@@ -187,10 +187,10 @@ impl TcpTable {
         if let Some(listener) = self.listeners.find(&tuple) {
             return self.handle_listener_segment(now_ns, tuple, segment, listener, min_iss);
         }
-        if may_reset {
-            self.reply_reset(now_ns, tuple, segment);
-        }
-        Err(DropReason::TcpNoSocket)
+        Err(match may_reset {
+            true => self.reply_reset(now_ns, tuple, segment),
+            false => DropReason::TcpNoSocket,
+        })
     }
 
     /// Processes a segment of an existing connection.
@@ -233,24 +233,35 @@ impl TcpTable {
                 self.events.extend(connection.listener.map(Event::TcpAcceptable));
             }
         }
-        outcome.reply.into_iter().for_each(|out| self.reply(out));
+        if let Some(out) = outcome.reply {
+            self.reply(out);
+        }
         self.update(now_ns, index);
         result
     }
 
-    /// Answers a segment without a connection with a reset (rate-limited).
-    pub(crate) fn reply_reset(&mut self, now_ns: u64, tuple: FourTuple, segment: &Segment<'_>) {
-        if let Some(reset) = segment.reset(tuple)
-            && self.reset_limiter.take(now_ns)
-        {
-            self.reply(reset);
+    /// Answers a segment without a connection with a reset, within the rate limit. Returns the drop
+    /// reason of the segment.
+    pub(crate) fn reply_reset(
+        &mut self,
+        now_ns: u64,
+        tuple: FourTuple,
+        segment: &Segment<'_>,
+    ) -> DropReason {
+        let Some(reset) = segment.reset(tuple) else { return DropReason::TcpNoSocket };
+        match self.reset_limiter.take(now_ns) && self.reply(reset) {
+            true => DropReason::TcpNoSocket,
+            false => DropReason::TcpResetRateLimited,
         }
     }
 
-    pub(crate) fn reply(&mut self, out: OutSegment) {
-        if self.replies.len() < MAX_REPLIES {
+    /// Queues a reply; false when the queue is full.
+    pub(crate) fn reply(&mut self, out: OutSegment) -> bool {
+        let has_space = self.replies.len() < MAX_REPLIES;
+        if has_space {
             self.replies.push(out);
         }
+        has_space
     }
 
     /// Updates the table after any change of a connection: output queue, events, timers, release
