@@ -185,6 +185,7 @@ drop_reasons! {
     TcpAcceptQueueFull, "tcp_accept_queue_full", Limit, "The listener's accept queue was full: the application accepts too slowly.";
     TcpTableFull, "tcp_table_full", Limit, "The limit on TCP connections was reached.";
     TcpMemory, "tcp_memory", Limit, "The memory limit for TCP data was reached, or a connection has too many gaps in its receive data.";
+    TcpStalled, "tcp_stalled", Limit, "A TCP connection whose peer took no data was ended while memory for TCP data was short.";
 
     // Transmit.
     NoRoute, "no_route", Fault, "There is no route to the destination.";

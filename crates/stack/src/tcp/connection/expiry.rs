@@ -178,10 +178,16 @@ impl Connection {
         self.abort(shared, Some(failure), self.is_synchronized());
     }
 
-    /// Sends a window probe, for as long as the peer answers (RFC 9293 section 3.8.6.1).
+    /// Sends a window probe, for as long as the peer answers (RFC 9293 section 3.8.6.1). While
+    /// memory is scarce, a peer that only answers has no more time than a silent peer (RFC 6429
+    /// section 4).
     fn on_window_probe(&mut self, now_ns: u64, shared: &mut TcpShared) {
         self.recovery.retries = self.recovery.retries.saturating_add(1);
-        if self.recovery.retries > MAX_DATA_RETRIES || self.should_give_up(now_ns) {
+        let probes = match shared.pool.is_scarce() {
+            true => self.recovery.retries.max(self.recovery.rtt.backoff),
+            false => self.recovery.retries,
+        };
+        if probes > MAX_DATA_RETRIES || self.should_give_up(now_ns) {
             return self.give_up(shared);
         }
         self.recovery.rtt.back_off();

@@ -7,6 +7,7 @@ mod migration;
 mod output;
 mod slots;
 mod snapshot;
+mod stalled;
 mod table;
 mod timer_wheel;
 

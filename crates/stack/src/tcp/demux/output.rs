@@ -78,6 +78,7 @@ impl TcpTable {
         if !self.replies.is_empty() {
             self.send_replies(interface, now_ns, arena);
         }
+        self.reclaim_memory(&mut interface.counters, now_ns);
         self.wake_memory_waiters(now_ns);
         while let Some((index, remote)) = self.next_pending() {
             if !interface.has_space_for_segments(arena) {

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_wire::DropReason;
 
 use super::slots::{Connections, TupleIndex};
+use super::stalled::StallQueue;
 use super::timer_wheel::TimerWheel;
 use crate::ports::{PortGroups, PortGroupsHandle};
 use crate::random::SecretRng;
@@ -52,6 +53,7 @@ pub(crate) struct TcpTable {
     pub(crate) reports_confirmed_peers: bool,
     /// Connections whose writer waits for memory, first come first served.
     memory_waiters: VecDeque<TcpId>,
+    pub(super) stalled: StallQueue,
     /// Connections in TIME-WAIT, oldest first; may contain stale entries.
     time_waits: VecDeque<TcpId>,
     time_wait_count: usize,
@@ -84,6 +86,7 @@ impl TcpTable {
             port_groups: PortGroupsHandle::default(),
             reports_confirmed_peers: false,
             memory_waiters: VecDeque::new(),
+            stalled: StallQueue::default(),
             time_waits: VecDeque::new(),
             time_wait_count: 0,
             time_wait_limit: limits.tcp_time_waits,
@@ -491,6 +494,7 @@ impl TcpTable {
             if let Some(connection) = self.connections.at_mut(index) {
                 connection.on_timers(now_ns, &mut self.shared);
             }
+            self.note_stall(now_ns, index);
             self.update(now_ns, index);
         }
     }
