@@ -72,8 +72,8 @@ impl Interface {
                 next_hop: packet.destination,
                 mac: Some(mac),
                 is_loopback: false,
-                mtu: self.mtu,
-                segment_mtu: self.mtu,
+                mtu: u16::try_from(self.mtu).unwrap_or(u16::MAX),
+                segment_mtu: u16::try_from(self.mtu).unwrap_or(u16::MAX),
                 routers_fragment: false,
                 template: HeaderTemplate::NONE,
                 max_plain_frame_bytes: 0,
@@ -97,7 +97,7 @@ impl Interface {
         path: &Path,
         payload: &[u8],
     ) {
-        if payload.len() + packet.header_bytes() > path.mtu {
+        if payload.len() + packet.header_bytes() > usize::from(path.mtu) {
             if self.send_fragments(arena, packet, path, payload).is_err() {
                 self.counters.transmit_drops.count(DropReason::TransmitQueueFull);
             }

@@ -98,8 +98,8 @@ impl Interface {
             next_hop,
             mac,
             is_loopback,
-            mtu,
-            segment_mtu,
+            mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+            segment_mtu: u16::try_from(segment_mtu).unwrap_or(u16::MAX),
             routers_fragment,
             template: template.unwrap_or(HeaderTemplate::NONE),
             max_plain_frame_bytes: if template.is_some() {
@@ -206,7 +206,7 @@ impl Interface {
         payload: &[u8],
     ) -> Result<(), SendError> {
         let headers = packet.header_bytes() + packet.fragment_header_bytes();
-        let fragment_bytes = path.mtu.saturating_sub(headers) & !7;
+        let fragment_bytes = usize::from(path.mtu).saturating_sub(headers) & !7;
         if fragment_bytes == 0 {
             return Err(SendError::MessageTooLong { limit_bytes: 0 });
         }

@@ -27,6 +27,12 @@ impl Connection {
             self.recovery.duplicate_acks = 0;
             return self.after_ack(now_ns);
         }
+        if segment.ack == self.send.nxt
+            && segment.options.sack.is_none()
+            && let Some(sent_ns) = self.recovery.undisturbed_since_ns()
+        {
+            return self.on_ack_of_all(now_ns, segment, now_ns.saturating_sub(sent_ns), shared);
+        }
         let arrival = self.ack_arrival(now_ns, segment);
         if let Some(flight) = &mut self.recovery.flight {
             flight.acknowledge(&arrival, segment.ack, &mut progress);
@@ -44,32 +50,75 @@ impl Connection {
             self.on_progress(now_ns, shared);
         }
         self.finish_tail_probe(segment.ack, outstanding, duplicate, &progress);
-        self.undo_if_needless(&arrival, segment, &progress);
+        if self.recovery.may_undo() {
+            self.undo_if_needless(&arrival, segment, &progress);
+        }
         if sack {
             self.detect_lost(now_ns);
         } else {
             let mss = self.send.mss;
             self.recovery.count_duplicate_acks(segment.ack, duplicate, mss, &mut progress);
         }
-        let flags = self.flags;
-        match self.recovery.update_congestion_state(
-            now_ns,
-            segment,
-            &self.send,
-            flags,
-            outstanding,
-            &progress,
-        ) {
-            CongestionChange::None => {}
-            CongestionChange::Recovery => self.on_recovery_entered(),
-            CongestionChange::Marked => self.flags.insert(ConnFlags::SEND_CWR),
-        }
+        self.update_congestion_state(now_ns, segment, outstanding, &progress);
         self.recovery.finish_mtu_probe(now_ns, &mut self.send);
         self.recovery.recycle_empty_flight(shared);
         self.after_ack(now_ns);
     }
 
+    /// [`Connection::on_ack`] for the usual case: the acknowledgement is for everything in flight,
+    /// nothing of which was lost or sent again. `rtt_ns` is the age of the oldest segment.
+    fn on_ack_of_all(
+        &mut self,
+        now_ns: u64,
+        segment: &Segment<'_>,
+        rtt_ns: u64,
+        shared: &mut TcpShared,
+    ) {
+        let outstanding = self.send.outstanding();
+        let progress = AckProgress {
+            acked: outstanding,
+            delivered: outstanding,
+            rtt_ns: Some(rtt_ns),
+            ..AckProgress::default()
+        };
+        self.send.una = segment.ack;
+        self.recovery.rtt.sample(now_ns, rtt_ns);
+        self.recovery.duplicate_acks = 0;
+        self.on_progress(now_ns, shared);
+        self.finish_tail_probe(segment.ack, outstanding, false, &progress);
+        self.update_congestion_state(now_ns, segment, outstanding, &progress);
+        self.recovery.finish_mtu_probe(now_ns, &mut self.send);
+        self.recovery.release(shared);
+        self.after_ack(now_ns);
+    }
+
+    /// Updates the congestion state, and acts on its change.
+    #[inline]
+    fn update_congestion_state(
+        &mut self,
+        now_ns: u64,
+        segment: &Segment<'_>,
+        outstanding: u32,
+        progress: &AckProgress,
+    ) {
+        let (send, flags) = (&self.send, self.flags);
+        let change = self.recovery.update_congestion_state(
+            now_ns,
+            segment,
+            send,
+            flags,
+            outstanding,
+            progress,
+        );
+        match change {
+            CongestionChange::None => {}
+            CongestionChange::Recovery => self.on_recovery_entered(),
+            CongestionChange::Marked => self.flags.insert(ConnFlags::SEND_CWR),
+        }
+    }
+
     /// Arrival of a segment as loss detection sees it.
+    #[inline]
     fn ack_arrival(&self, now_ns: u64, segment: &Segment<'_>) -> AckArrival {
         let timestamps =
             segment.options.timestamps.filter(|_| self.flags.contains(ConnFlags::TIMESTAMPS));
@@ -79,6 +128,7 @@ impl Connection {
 
     /// Takes a round-trip sample: from a segment that was sent once, or else from the time stamp.
     /// Without a sample the time-out stays backed off (RFC 6298 section 5.7).
+    #[inline]
     fn sample_rtt(&mut self, arrival: &AckArrival, progress: &AckProgress) {
         let by_timestamp = || arrival.echoed_rtt_ns().filter(|_| progress.acked > 0);
         if let Some(rtt_ns) = progress.rtt_ns.or_else(by_timestamp) {

@@ -257,16 +257,47 @@ impl Flight {
         self.sent.front()
     }
 
+    /// Time of transmission of the oldest segment, when each was sent once and none was lost or
+    /// selectively acknowledged.
+    #[inline]
+    pub(super) fn undisturbed_since_ns(&self) -> Option<u64> {
+        let is_undisturbed =
+            self.lost_bytes == 0 && self.sacked_segments == 0 && self.resent.is_empty();
+        self.sent.front().filter(|_| is_undisturbed).map(|first| first.sent_ns)
+    }
+
     /// Empties the scoreboard for another connection. Returns true when it is small enough to keep.
     pub(crate) fn recycle(&mut self) -> bool {
-        let mut sent = std::mem::take(&mut self.sent);
-        let mut resent = std::mem::take(&mut self.resent);
-        let mut sacked = std::mem::take(&mut self.sacked);
+        // Field by field: this runs once per request, and the queues keep their memory.
+        let Self {
+            sent,
+            sacked_bytes,
+            sacked_segments,
+            lost_bytes,
+            first_lost,
+            highest_sacked,
+            sacked,
+            first_original,
+            resent,
+            dsack_round_end,
+            rack_sent_ns,
+            rack_end,
+            rack_rtt_ns,
+            reorder_deadline_ns,
+            prr,
+        } = self;
         let keep = sent.capacity().max(resent.capacity()) <= MAX_RECYCLED_RECORDS;
-        sent.clear();
-        resent.clear();
+        if !sent.is_empty() {
+            sent.clear();
+        }
+        if !resent.is_empty() {
+            resent.clear();
+        }
         sacked.clear();
-        *self = Self { sent, resent, sacked, ..Self::default() };
+        (*sacked_bytes, *sacked_segments, *lost_bytes) = (0, 0, 0);
+        (*first_lost, *first_original, *highest_sacked) = (0, 0, Seq(0));
+        (*rack_sent_ns, *rack_end, *rack_rtt_ns) = (0, Seq(0), 0);
+        (*reorder_deadline_ns, *dsack_round_end, *prr) = (0, None, PrrState::default());
         keep
     }
 
@@ -380,7 +411,9 @@ impl Flight {
                 self.on_delivered(arrival, &sent, progress);
             }
         }
-        self.sacked.advance(ack);
+        if !self.sacked.is_empty() {
+            self.sacked.advance(ack);
+        }
     }
 
     /// Applies one SACK block, which must lie within what was sent. Visits only records that no

@@ -127,6 +127,15 @@ impl Recovery {
         self.flight.as_ref().is_some_and(|flight| !flight.is_empty())
     }
 
+    /// Time of transmission of the oldest segment in flight, when none was lost or sent again and no
+    /// recovery is in progress or may be undone.
+    #[inline]
+    pub(crate) fn undisturbed_since_ns(&self) -> Option<u64> {
+        let flight = self.flight.as_ref()?;
+        let is_undisturbed = self.phase == RecoveryPhase::Open && self.after_loss.is_none();
+        flight.undisturbed_since_ns().filter(|_| is_undisturbed)
+    }
+
     /// Estimate of the bytes in flight (RFC 6675, pipe). `sack`: both sides use SACK.
     #[inline]
     pub(crate) fn pipe(&self, send: &SendState, sack: bool) -> u32 {

@@ -11,8 +11,16 @@ pub(super) struct SackedRanges {
 }
 
 impl SackedRanges {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    #[inline]
     pub(super) fn clear(&mut self) {
-        self.ranges.clear();
+        if !self.is_empty() {
+            self.ranges.clear();
+        }
     }
 
     /// Forgets what lies before `una`, the first number not acknowledged in order.

@@ -58,6 +58,12 @@ impl Recovery {
         self.after_loss.as_mut()?.undo.as_mut()
     }
 
+    /// True while a recovery may turn out to be needless.
+    #[inline]
+    pub(crate) fn may_undo(&self) -> bool {
+        self.after_loss.as_ref().is_some_and(|after_loss| after_loss.undo.is_some())
+    }
+
     /// Keeps the present state, needless or not.
     pub(super) fn forget_undo(&mut self) {
         if let Some(after_loss) = &mut self.after_loss {
