@@ -3,6 +3,7 @@
 
 mod icmp_error;
 mod input;
+mod memory;
 mod migration;
 mod output;
 mod slots;

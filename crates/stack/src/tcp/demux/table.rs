@@ -52,7 +52,7 @@ pub(crate) struct TcpTable {
     /// True if finished handshakes are also reported as events.
     pub(crate) reports_confirmed_peers: bool,
     /// Connections whose writer waits for memory, first come first served.
-    memory_waiters: VecDeque<TcpId>,
+    pub(super) memory_waiters: VecDeque<TcpId>,
     pub(super) stalled: StallQueue,
     /// Connections in TIME-WAIT, oldest first; may contain stale entries.
     time_waits: VecDeque<TcpId>,
@@ -413,35 +413,6 @@ impl TcpTable {
             self.time_waits.pop_front();
             if is_waiting {
                 self.abort_silently(now_ns, oldest.index);
-            }
-        }
-    }
-
-    /// Queues a connection whose writer waits for memory.
-    pub(crate) fn wait_for_memory(&mut self, id: TcpId) {
-        if let Some((connection, _)) = self.get_mut(id)
-            && connection.flags.set_new(ConnFlags::WAITS_FOR_MEMORY)
-        {
-            self.memory_waiters.push_back(id);
-        }
-    }
-
-    /// Wakes writers that waited for memory, once there is enough again.
-    #[inline]
-    pub(crate) fn wake_memory_waiters(&mut self, now_ns: u64) {
-        if !self.memory_waiters.is_empty() {
-            self.wake_memory_waiters_cold(now_ns);
-        }
-    }
-
-    fn wake_memory_waiters_cold(&mut self, now_ns: u64) {
-        while self.shared.pool.has_reserve()
-            && let Some(id) = self.memory_waiters.pop_front()
-        {
-            if let Some((connection, _)) = self.get_mut(id) {
-                connection.flags.remove(ConnFlags::WAITS_FOR_MEMORY);
-                connection.flags.insert(ConnFlags::NOTIFY_WRITABLE);
-                self.update(now_ns, id.index);
             }
         }
     }
