@@ -16,6 +16,8 @@ enum {
 	STEER_ADMISSION = 1 << 4,
 	/* Matching frames without a socket are dropped: a socket will follow. */
 	STEER_HOLDING = 1 << 5,
+	/* There is an IPv6 address rule: packets to all nodes are answered. */
+	STEER_ALL_NODES = 1 << 6,
 };
 
 /* Decision for a frame; in the order of SteeringCounters. */
@@ -85,6 +87,9 @@ struct {
 	TYPE(key, u32);
 	TYPE(value, u64);
 } counts SECTION(".maps");
+
+/* ICMPv6 type of a ping. */
+#define ECHO_REQUEST_V6 128
 
 /* Packets with more IPv6 extension headers are passed to the kernel. */
 #define EXTENSION_LIMIT 6
@@ -199,9 +204,43 @@ INLINE int is_own_neighbour_message(const struct settings *rules, struct cursor 
 	return is_own(rules, message->target, 6);
 }
 
+/* The group of all nodes, ff02::1 (RFC 4291 section 2.7.1). */
+INLINE int is_all_nodes(const struct settings *rules, const struct ipv6 *ip)
+{
+	const u8 *bytes = ip->destination;
+	int i;
+
+	if (!(rules->flags & STEER_ALL_NODES) || bytes[0] != 0xff || bytes[1] != 2 ||
+	    bytes[15] != 1)
+		return 0;
+#pragma unroll
+	for (i = 2; i < 15; i++) {
+		if (bytes[i])
+			return 0;
+	}
+	return 1;
+}
+
+/*
+ * A frame goes to the kernel or to Tidegate, not to both. The kernel needs the
+ * router advertisements, MLD queries and datagrams that are sent to all nodes.
+ */
+INLINE int is_answered_for_all_nodes(u8 protocol, struct cursor cursor)
+{
+	u8 *type;
+
+	if (protocol == PROTOCOL_UDP || protocol == PROTOCOL_TCP)
+		return 0;
+	if (protocol != PROTOCOL_ICMPV6)
+		return 1;
+	type = step(&cursor, 1);
+	return type && *type == ECHO_REQUEST_V6;
+}
+
 INLINE int steer_ipv6(struct xdp_md *context, const struct settings *rules, struct cursor *cursor)
 {
 	struct ipv6 *ip = step(cursor, sizeof(*ip));
+	int to_all_nodes;
 	u8 *extension;
 	u8 next;
 	int i;
@@ -211,7 +250,10 @@ INLINE int steer_ipv6(struct xdp_md *context, const struct settings *rules, stru
 	if (is_own(rules, ip->destination, 6))
 		return take(context, rules);
 	next = ip->next_header;
+	to_all_nodes = is_all_nodes(rules, ip);
 	if (next == PROTOCOL_ICMPV6 && ip->destination[0] == 0xff) {
+		if (to_all_nodes && is_answered_for_all_nodes(next, *cursor))
+			return take(context, rules);
 		if (is_own_neighbour_message(rules, cursor))
 			return take(context, rules);
 		return pass(PASSED_NOT_STEERED);
@@ -221,8 +263,11 @@ INLINE int steer_ipv6(struct xdp_md *context, const struct settings *rules, stru
 		if (next == PROTOCOL_FRAGMENT)
 			return pass(PASSED_FRAGMENT);
 		if (next != PROTOCOL_HOP_BY_HOP && next != PROTOCOL_ROUTING &&
-		    next != PROTOCOL_DESTINATION)
+		    next != PROTOCOL_DESTINATION) {
+			if (to_all_nodes && is_answered_for_all_nodes(next, *cursor))
+				return take(context, rules);
 			return steer_port(context, rules, cursor, ip->destination, 6, next);
+		}
 		extension = step(cursor, 8);
 		if (!extension)
 			return pass(PASSED_MALFORMED);

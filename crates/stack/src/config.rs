@@ -74,7 +74,8 @@ pub struct Limits {
     /// Duration of TIME-WAIT in nanoseconds: twice the maximum segment lifetime (RFC 9293
     /// section 3.4.2).
     pub tcp_time_wait_ns: u64,
-    /// Resets per second in answer to segments that belong to no connection.
+    /// Resets per second in answer to segments that belong to no connection. A reset is no longer
+    /// than the segment that it answers, so the default only bounds the work, as in the kernel.
     pub tcp_resets_pps: u32,
     /// Datagrams in a socket's receive queue, unless the socket's options set another limit.
     pub socket_queue_packets: usize,
@@ -105,7 +106,7 @@ impl Default for Limits {
             tcp_buffer_bytes: 256 << 20,
             tcp_time_waits: 65_536,
             tcp_time_wait_ns: 60_000_000_000,
-            tcp_resets_pps: 1000,
+            tcp_resets_pps: 1_000_000,
             socket_queue_packets: 4096,
             socket_queue_bytes: 8 << 20,
         }

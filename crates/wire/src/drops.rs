@@ -174,6 +174,7 @@ drop_reasons! {
     TcpPortZero, "tcp_port_zero", Peer, "A TCP port is zero.";
     TcpGroup, "tcp_group", Peer, "A TCP segment was sent to a multicast or broadcast address.";
     TcpNoSocket, "tcp_no_socket", Normal, "No TCP connection or listener matches the segment; a reset was returned.";
+    TcpResetRateLimited, "tcp_reset_rate_limited", Limit, "No TCP connection or listener matches the segment, and no reset was returned because resets are rate-limited.";
     TcpFlags, "tcp_flags", Peer, "The flags of the TCP segment are invalid in the state of its connection.";
     TcpSequence, "tcp_sequence", Peer, "The TCP segment is outside the receive window.";
     TcpDuplicate, "tcp_duplicate", Normal, "All data of the TCP segment was received before.";
@@ -184,6 +185,7 @@ drop_reasons! {
     TcpAcceptQueueFull, "tcp_accept_queue_full", Limit, "The listener's accept queue was full: the application accepts too slowly.";
     TcpTableFull, "tcp_table_full", Limit, "The limit on TCP connections was reached.";
     TcpMemory, "tcp_memory", Limit, "The memory limit for TCP data was reached, or a connection has too many gaps in its receive data.";
+    TcpStalled, "tcp_stalled", Limit, "A TCP connection whose peer took no data was ended while memory for TCP data was short.";
 
     // Transmit.
     NoRoute, "no_route", Fault, "There is no route to the destination.";

@@ -37,6 +37,7 @@ const STEER_PORTS_OF_ADDRESS: u32 = 1 << 2;
 const STEER_PORTS_OF_ANY: u32 = 1 << 3;
 const STEER_ADMISSION: u32 = 1 << 4;
 const STEER_HOLDING: u32 = 1 << 5;
+const STEER_ALL_NODES: u32 = 1 << 6;
 
 impl Steering {
     /// Redirects the untagged frames that match these rules.
@@ -69,7 +70,8 @@ impl SteeringRule {
     fn flag(&self) -> u32 {
         match self {
             SteeringRule::Everything => STEER_EVERYTHING,
-            SteeringRule::Address(_) => STEER_ADDRESSES,
+            SteeringRule::Address(IpAddr::V4(_)) => STEER_ADDRESSES,
+            SteeringRule::Address(IpAddr::V6(_)) => STEER_ADDRESSES | STEER_ALL_NODES,
             SteeringRule::Port { address: Some(_), .. } => STEER_PORTS_OF_ADDRESS,
             SteeringRule::Port { address: None, .. } => STEER_PORTS_OF_ANY,
         }
@@ -169,6 +171,10 @@ mod tests {
             (vec![], 0),
             (vec![SteeringRule::Everything], STEER_EVERYTHING),
             (vec![SteeringRule::Address(address)], STEER_ADDRESSES),
+            (
+                vec![SteeringRule::Address("2001:db8::1".parse().unwrap())],
+                STEER_ADDRESSES | STEER_ALL_NODES,
+            ),
             (vec![port(Some(address))], STEER_PORTS_OF_ADDRESS),
             (
                 vec![port(None), SteeringRule::Address(address)],

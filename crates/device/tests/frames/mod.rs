@@ -10,6 +10,7 @@ const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 const HOP_BY_HOP: u8 = 0;
 const FRAGMENT: u8 = 44;
+const NO_NEXT: u8 = 59;
 const DESTINATION: u8 = 60;
 
 const IPV4: u16 = 0x0800;
@@ -252,6 +253,25 @@ pub fn steering_cases(shared: [&str; 2], own: [&str; 2]) -> Vec<SteeringCase> {
     case("an advertisement of an own address", ethernet(IPV6, &claim), take, true);
     let router = neighbour(134, "ff02::1", own[1]);
     case("a router advertisement", ethernet(IPV6, &router), not_steered, false);
+
+    let all_nodes = |next, payload: &[u8]| ethernet(IPV6, &ipv6("ff02::1", next, payload));
+    case(
+        "an echo request to all nodes",
+        all_nodes(ICMPV6, &[128, 0, 0, 0, 0, 1, 0, 1]),
+        take,
+        true,
+    );
+    let echo_reply = all_nodes(ICMPV6, &[129, 0, 0, 0, 0, 1, 0, 1]);
+    case("an echo reply to all nodes", echo_reply, not_steered, false);
+    let echo_of_others = ipv6("ff02::2", ICMPV6, &[128, 0, 0, 0, 0, 1, 0, 1]);
+    case("an echo request to a group", ethernet(IPV6, &echo_of_others), not_steered, false);
+    let unknown_option = extension(NO_NEXT, 0, &[]);
+    case("options to all nodes", all_nodes(DESTINATION, &unknown_option), take, true);
+    let echo_behind = extension(ICMPV6, 0, &[128, 0, 0, 0, 0, 1, 0, 1]);
+    case("options before an echo request", all_nodes(HOP_BY_HOP, &echo_behind), take, true);
+    let mld_query = extension(ICMPV6, 0, &[130; 24]);
+    case("an MLD query", all_nodes(HOP_BY_HOP, &mld_query), other_protocol, false);
+    case("a datagram to all nodes", datagram("ff02::1", 54, None), not_steered, false);
 
     case("another EtherType", ethernet(0x88cc, &[0; 30]), other_protocol, false);
     cases

@@ -10,6 +10,7 @@ use crate::fast_path::template::HeaderTemplate;
 use crate::interface::Interface;
 use crate::ip::packet::{IcmpErrorKind, Packet};
 use crate::ip::path::Path;
+use crate::ip::path_mtu::{MtuReport, QuotedKind};
 use crate::ip::version::is_ipv4;
 use crate::link::LinkMeta;
 
@@ -71,7 +72,8 @@ impl Interface {
                 next_hop: packet.destination,
                 mac: Some(mac),
                 is_loopback: false,
-                mtu: self.mtu,
+                mtu: u16::try_from(self.mtu).unwrap_or(u16::MAX),
+                segment_mtu: u16::try_from(self.mtu).unwrap_or(u16::MAX),
                 routers_fragment: false,
                 template: HeaderTemplate::NONE,
                 max_plain_frame_bytes: 0,
@@ -95,7 +97,7 @@ impl Interface {
         path: &Path,
         payload: &[u8],
     ) {
-        if payload.len() + packet.header_bytes() > path.mtu {
+        if payload.len() + packet.header_bytes() > usize::from(path.mtu) {
             if self.send_fragments(arena, packet, path, payload).is_err() {
                 self.counters.transmit_drops.count(DropReason::TransmitQueueFull);
             }
@@ -121,22 +123,33 @@ impl Interface {
         allowed
     }
 
+    /// Applies a report that a packet of `kind` was too big for a next hop with this MTU.
+    ///
+    /// # Errors
+    /// [`DropReason::IcmpMtu`] when the report changes nothing or is impossible.
     pub(crate) fn learn_path_mtu(
         &mut self,
         now_ns: u64,
         mtu: usize,
+        kind: QuotedKind,
         quote: &QuotedPacket<'_>,
     ) -> Result<(), DropReason> {
-        let (current, _, _) = self.path_mtu(now_ns, quote.destination);
-        self.path_mtus.learn(now_ns, quote.destination, mtu, quote.packet_bytes, current)?;
+        let (current, _, _) = self.path_mtu(now_ns, kind, quote.destination);
+        let report = MtuReport { kind, packet_bytes: quote.packet_bytes, mtu };
+        self.path_mtus.learn(now_ns, &mut self.rng, quote.destination, report, current)?;
         self.paths.invalidate();
         Ok(())
     }
 
-    /// Path MTU of a destination in bytes, whether routers on the path must fragment, and the
-    /// expiry time of this entry.
-    pub(crate) fn path_mtu(&self, now_ns: u64, destination: IpAddr) -> (usize, bool, u64) {
-        match self.path_mtus.get(now_ns, destination) {
+    /// Path MTU of a destination in bytes for packets of `kind`, whether routers on the path must
+    /// fragment, and the expiry time of this entry.
+    pub(crate) fn path_mtu(
+        &self,
+        now_ns: u64,
+        kind: QuotedKind,
+        destination: IpAddr,
+    ) -> (usize, bool, u64) {
+        match self.path_mtus.get(now_ns, kind, destination) {
             Some(known) => (known.mtu.min(self.mtu), known.routers_fragment, known.until_ns),
             None => (self.mtu, false, u64::MAX),
         }

@@ -11,6 +11,7 @@ use crate::interface::Interface;
 use crate::ip::address::AddressKind;
 use crate::ip::packet::Packet;
 use crate::ip::path::Path;
+use crate::ip::path_mtu::QuotedKind;
 use crate::{AddressOwnership, SendError};
 
 impl Interface {
@@ -73,10 +74,15 @@ impl Interface {
         };
         let (mtu, routers_fragment, mtu_until_ns) = match is_loopback {
             true => (self.mtu, false, u64::MAX),
-            false => self.path_mtu(now_ns, destination),
+            false => self.path_mtu(now_ns, QuotedKind::Datagram, destination),
+        };
+        let (segment_mtu, _, segment_mtu_until_ns) = match is_loopback {
+            true => (self.mtu, false, u64::MAX),
+            false => self.path_mtu(now_ns, QuotedKind::Segment, destination),
         };
         // A frame can hold less than the link's MTU.
-        let mtu = mtu.min(arena.frame_bytes() - usize::from(HEADROOM_BYTES));
+        let max_bytes = arena.frame_bytes() - usize::from(HEADROOM_BYTES);
+        let (mtu, segment_mtu) = (mtu.min(max_bytes), segment_mtu.min(max_bytes));
         let template = match mac {
             // The fast path only feeds the transmit queue.
             Some(mac)
@@ -92,7 +98,8 @@ impl Interface {
             next_hop,
             mac,
             is_loopback,
-            mtu,
+            mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+            segment_mtu: u16::try_from(segment_mtu).unwrap_or(u16::MAX),
             routers_fragment,
             template: template.unwrap_or(HeaderTemplate::NONE),
             max_plain_frame_bytes: if template.is_some() {
@@ -100,7 +107,7 @@ impl Interface {
             } else {
                 0
             },
-            valid_until_ns: resolved_until_ns.min(mtu_until_ns),
+            valid_until_ns: resolved_until_ns.min(mtu_until_ns).min(segment_mtu_until_ns),
         };
         if mac.is_some() {
             self.paths.insert(path);
@@ -199,7 +206,7 @@ impl Interface {
         payload: &[u8],
     ) -> Result<(), SendError> {
         let headers = packet.header_bytes() + packet.fragment_header_bytes();
-        let fragment_bytes = path.mtu.saturating_sub(headers) & !7;
+        let fragment_bytes = usize::from(path.mtu).saturating_sub(headers) & !7;
         if fragment_bytes == 0 {
             return Err(SendError::MessageTooLong { limit_bytes: 0 });
         }

@@ -22,7 +22,9 @@ pub(crate) struct Path {
     /// The path leads to this host: frames are looped back.
     pub(crate) is_loopback: bool,
     /// Path MTU in bytes.
-    pub(crate) mtu: usize,
+    pub(crate) mtu: u16,
+    /// Path MTU for TCP segments: by reports about segments only.
+    pub(crate) segment_mtu: u16,
     /// Routers on the path must fragment: its MTU is below the minimum that this host uses.
     pub(crate) routers_fragment: bool,
     /// Precomputed headers for the fast path.
@@ -55,6 +57,7 @@ impl PathCache {
             mac: None,
             is_loopback: false,
             mtu: 0,
+            segment_mtu: 0,
             routers_fragment: false,
             template: HeaderTemplate::NONE,
             max_plain_frame_bytes: 0,

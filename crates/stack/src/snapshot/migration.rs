@@ -9,7 +9,8 @@ use tidegate_memory::Arena;
 use tidegate_wire::MacAddr;
 
 use super::error::MigrationError;
-use crate::ip::path_mtu::PathMtu;
+use crate::interface::Interface;
+use crate::ip::path_mtu::{PathMtu, QuotedKind};
 use crate::tcp::{ExtractedTcp, TcpMigrationMap};
 use crate::udp::ExtractedUdp;
 use crate::{Event, Stack, TcpId, TcpListenerId, TcpSecrets, UdpId};
@@ -36,7 +37,7 @@ pub struct ExtractedSockets {
     tcp: ExtractedTcp,
     /// Entries of the source stack for next hops and peers of the sockets.
     neighbours: Vec<(IpAddr, MacAddr)>,
-    path_mtus: Vec<(IpAddr, PathMtu)>,
+    path_mtus: Vec<(IpAddr, QuotedKind, PathMtu)>,
 }
 
 impl fmt::Debug for ExtractedSockets {
@@ -99,12 +100,17 @@ impl Stack {
         let next_hops: BTreeSet<_> =
             peers.iter().filter_map(|&peer| self.interface.next_hop(peer)).collect();
         let mac_of = |ip| Some((ip, self.interface.neighbours.mac(ip)?));
-        let mtu_to = |peer| Some((peer, self.interface.path_mtus.get(now_ns, peer)?));
+        let known_mtus = &self.interface.path_mtus;
+        let mtus_to = |&peer: &IpAddr| {
+            [QuotedKind::Segment, QuotedKind::Datagram]
+                .into_iter()
+                .filter_map(move |kind| Some((peer, kind, known_mtus.get(now_ns, kind, peer)?)))
+        };
         let extracted = ExtractedSockets {
             secrets: self.tcp_secrets(),
             extracted_at_ns: now_ns,
             neighbours: next_hops.into_iter().filter_map(mac_of).collect(),
-            path_mtus: peers.into_iter().filter_map(mtu_to).collect(),
+            path_mtus: peers.iter().flat_map(mtus_to).collect(),
             udp,
             tcp,
         };
@@ -167,7 +173,7 @@ impl Stack {
         now_ns: u64,
         arena: &mut Arena,
         neighbours: &[(IpAddr, MacAddr)],
-        path_mtus: &[(IpAddr, PathMtu)],
+        path_mtus: &[(IpAddr, QuotedKind, PathMtu)],
     ) {
         for &(ip, mac) in neighbours {
             if self.interface.neighbours.mac(ip).is_none() {
@@ -176,12 +182,10 @@ impl Stack {
                 let _ = self.interface.apply_claim_outcome(now_ns, arena, ip, outcome);
             }
         }
-        for &(peer, migrated) in path_mtus {
-            let known = self.interface.path_mtus.get(now_ns, peer);
-            if migrated.mtu <= self.interface.mtu
-                && known.is_none_or(|known| migrated.mtu < known.mtu)
-            {
-                self.interface.path_mtus.restore(now_ns, peer, migrated);
+        for &(peer, kind, migrated) in path_mtus {
+            let Interface { path_mtus, rng, mtu, .. } = &mut self.interface;
+            if migrated.mtu <= *mtu {
+                path_mtus.restore(now_ns, rng, kind, peer, migrated);
                 self.interface.paths.invalidate();
             }
         }

@@ -7,8 +7,9 @@ use tidegate_memory::Arena;
 use tidegate_wire::{DropCounters, DropReason, MacAddr};
 
 use super::error::{RestoreError, STATE_VERSION};
+use crate::interface::Interface;
 use crate::ip::address::AddressKind;
-use crate::ip::path_mtu::PathMtu;
+use crate::ip::path_mtu::{PathMtu, QuotedKind};
 use crate::tcp::TcpSnapshot;
 use crate::udp::UdpSnapshot;
 use crate::{Config, Counters, Stack};
@@ -230,7 +231,10 @@ impl Stack {
             let routers_fragment = known.routers_fragment;
             if mtu <= self.interface.mtu {
                 let known_mtu = PathMtu { mtu, routers_fragment, until_ns };
-                self.interface.path_mtus.restore(now_ns, known.destination, known_mtu);
+                let Interface { path_mtus, rng, .. } = &mut self.interface;
+                // The snapshot does not tell the kind of evidence.
+                let kind = QuotedKind::Segment;
+                path_mtus.restore(now_ns, rng, kind, known.destination, known_mtu);
             }
         }
     }

@@ -61,6 +61,8 @@ bitflags! {
         const WRITABLE_NOTIFIED = 1 << 33;
         /// Report when the connection has terminated.
         const REPORT_END = 1 << 34;
+        /// In the queue of connections whose peers do not take their data.
+        const IN_STALL_QUEUE = 1 << 35;
     }
 }
 

@@ -7,6 +7,7 @@ use tidegate_wire::{DropReason, UdpHeader};
 use super::UdpTable;
 use crate::icmp::{QuotedPacket, ReceivedIcmpError};
 use crate::interface::Interface;
+use crate::ip::path_mtu::QuotedKind;
 use crate::{Event, SocketError};
 
 impl UdpTable {
@@ -29,9 +30,16 @@ impl UdpTable {
         let remote = SocketAddr::new(quote.destination, udp.destination_port);
         let index = self.find(local, remote).ok_or(DropReason::IcmpQuote)?;
         if let ReceivedIcmpError::TooBig(mtu) = icmp_error {
-            interface.learn_path_mtu(now_ns, mtu, quote)?;
+            // A socket without a peer matches any destination: believe only what quotes a
+            // destination that datagrams were sent to lately.
+            let is_connected =
+                self.by_index(index).is_some_and(|(_, known)| known.remote.is_some());
+            if !is_connected && interface.paths.get(now_ns, quote.destination).is_none() {
+                return Err(DropReason::IcmpQuote);
+            }
+            interface.learn_path_mtu(now_ns, mtu, QuotedKind::Datagram, quote)?;
         }
-        let limit_bytes = interface.path_mtu(now_ns, quote.destination).0;
+        let limit_bytes = interface.path_mtu(now_ns, QuotedKind::Datagram, quote.destination).0;
         let Some((id, socket)) = self.by_index(index) else {
             return Err(DropReason::IcmpQuote);
         };

@@ -199,7 +199,7 @@ impl Flow {
     #[inline]
     fn max_unfragmented_bytes(&self) -> usize {
         let headers = ip_header_bytes(self.remote.ip()) + UdpHeader::BYTES;
-        self.path.mtu.saturating_sub(headers)
+        usize::from(self.path.mtu).saturating_sub(headers)
     }
 
     #[inline]

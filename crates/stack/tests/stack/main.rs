@@ -14,6 +14,7 @@ mod random_input;
 mod tcp_api;
 mod tcp_goodput;
 mod tcp_pair;
+mod tcp_pressure;
 mod tcp_script;
 mod tcp_script_cases;
 mod tcp_segmentation;

@@ -123,3 +123,40 @@ fn ignores_path_mtu_without_quote_of_sent_packet() {
         host.finish();
     });
 }
+
+#[test]
+fn ignores_path_mtu_of_a_destination_that_nothing_was_sent_to() {
+    for_each_family(|family| {
+        let (mut host, _, _) = host_after_sending(family, UdpOptions::default(), 1400);
+        let (router, us) = (family.host(254), family.host(1));
+        for n in 3..250 {
+            let invented = udp_packet(us, family.host(n), (4000, 53), &[1; 1400]);
+            host.feed_dropped(
+                &frame(&packet_too_big(router, us, 1300, &invented)),
+                DropReason::IcmpQuote,
+            );
+        }
+        host.finish();
+    });
+}
+
+#[test]
+fn reports_of_others_keep_no_report_out() {
+    for_each_family(|family| {
+        let mut limited = crate::kit::config(1);
+        limited.limits.path_mtus = 2;
+        let mut host = TestHost::quiet(limited);
+        let socket = host.bind(at(family.unspecified(), 4000));
+        for n in 2..12 {
+            let peer = family.host(n);
+            let TestHost { stack, arena, now_ns } = &mut host;
+            stack.set_neighbour(*now_ns, peer, Some(crate::kit::mac(n)), arena);
+            host.send(socket, Some(at(peer, 53)), &[1; 1400]);
+            let sent = packet_of(&host.sent_one()).to_vec();
+            host.feed(&frame(&packet_too_big(family.host(254), family.host(1), 1300, &sent)));
+            host.send(socket, Some(at(peer, 53)), &[1; 1400]);
+            assert_eq!(host.sent().len(), 2, "the report about host {n} holds");
+        }
+        host.finish();
+    });
+}

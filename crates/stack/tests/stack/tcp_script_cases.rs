@@ -11,9 +11,15 @@ fn every_script() {
     run_scripts(StackReplacement::Never, &[]);
 }
 
+/// Script that uses up the rate limit of resets, which each stack has anew.
+const RESETS_ARE_LIMITED: &str = "rfc9293-3.10.7.1-resets-are-limited.tcp";
+
+/// Scripts that need what a snapshot leaves out: rate limits, and the state before a recovery.
+const NEED_ONE_STACK: &[&str] = &[RESETS_ARE_LIMITED, "rfc3708-needless-time-out.tcp"];
+
 #[test]
 fn every_script_across_upgrades_at_rest() {
-    run_scripts(StackReplacement::UpgradeAtRest, &[]);
+    run_scripts(StackReplacement::UpgradeAtRest, NEED_ONE_STACK);
 }
 
 /// Scripts that need a round-trip sample from data in flight during an upgrade.
@@ -24,10 +30,14 @@ const NEED_RTT_SAMPLES: &[&str] = &[
     "hostile-shrinking-window.tcp",
     "hostile-window-never-opens.tcp",
     "rfc2018-8-reneging.tcp",
+    "rfc3465-2.3-slow-start-after-a-time-out.tcp",
+    "rfc3522-needless-time-out.tcp",
+    "rfc3708-needed-recovery.tcp",
     "rfc4821-7.5-lost-probe.tcp",
     "rfc4821-7.5-probing-upward.tcp",
     "rfc4821-7.7-black-hole.tcp",
     "rfc6298-5-retransmission-time-out.tcp",
+    "rfc6298-5.7-backed-off-until-a-sample.tcp",
     "rfc6675-5-selective-retransmission.tcp",
     "rfc8985-6.2-reordering-timer.tcp",
     "rfc8985-6.2-reordering.tcp",
@@ -39,12 +49,12 @@ const NEED_RTT_SAMPLES: &[&str] = &[
 
 #[test]
 fn every_script_across_upgrades_after_each_line() {
-    run_scripts(StackReplacement::UpgradeAlways, NEED_RTT_SAMPLES);
+    run_scripts(StackReplacement::UpgradeAlways, &[NEED_RTT_SAMPLES, NEED_ONE_STACK].concat());
 }
 
 #[test]
 fn every_script_with_socket_migration() {
-    run_scripts(StackReplacement::MigrateSockets, &[]);
+    run_scripts(StackReplacement::MigrateSockets, &[RESETS_ARE_LIMITED]);
 }
 
 fn run_scripts(replacement: StackReplacement, except: &[&str]) {

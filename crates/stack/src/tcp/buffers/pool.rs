@@ -21,6 +21,9 @@ const TRIM_BUFFERS: usize = 256;
 /// Limit for one connection in one direction while memory is scarce, in bytes.
 const SCARCE_LIMIT_BYTES: usize = 16 * BUFFER_BYTES;
 
+/// The same limit while only the reserve is left.
+const RESERVE_LIMIT_BYTES: usize = 2 * BUFFER_BYTES;
+
 /// Buffers that may exist for each that may have memory. An unbacked buffer (one without
 /// memory) costs a few bytes.
 const BUFFERS_PER_BACKED: usize = 8;
@@ -67,16 +70,21 @@ impl BufferPool {
         self.available() < self.limit / 4
     }
 
-    /// True when more than an eighth is left: enough to wake writers that wait for memory.
+    /// True when more than an eighth is left: enough to wake writers that wait for memory. With
+    /// less, only the reserve is left: memory for new connections.
     pub(crate) fn has_reserve(&self) -> bool {
         self.available() > self.limit / 8
     }
 
     /// Bytes that a connection may hold in one direction now. The last quarter of the pool is
-    /// reserved for connections that hold little, so that applications that do not read cannot
-    /// starve the others.
+    /// for connections that hold little, and the last eighth for connections that hold hardly
+    /// anything. So neither peers nor applications that do not read can starve the others.
     pub(crate) fn allowance_bytes(&self) -> usize {
-        if self.is_scarce() { SCARCE_LIMIT_BYTES } else { usize::MAX }
+        match () {
+            () if !self.is_scarce() => usize::MAX,
+            () if self.has_reserve() => SCARCE_LIMIT_BYTES,
+            () => RESERVE_LIMIT_BYTES,
+        }
     }
 
     /// Unbacked buffers that can still be allocated.

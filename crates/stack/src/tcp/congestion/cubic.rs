@@ -17,26 +17,26 @@ pub(super) struct Cubic {
     epoch_ms: u32,
     /// Window before the last reduction.
     w_max: f32,
-    /// Seconds until the window is back at `w_max`.
+    /// Seconds from the start of the epoch until the window is at `w_max`.
     k: f32,
     /// Estimate of Reno's window.
     w_est: f32,
-    /// Window at the last reduction. A smaller window at the next one means that another flow
+    /// Window at the last reduction (cwnd_prior). A smaller window at the next one means that another flow
     /// needs bandwidth (fast convergence).
     w_last_max: f32,
 }
 
 impl Cubic {
-    /// Starts a growth epoch at the current window.
+    /// Starts a growth epoch at the current window: on the curve to `w_max`, or on the same curve
+    /// beyond `w_max`, where a growth epoch was interrupted (section 5.8).
     fn start_epoch(&mut self, now_ns: u64, cwnd: f64) {
         self.epoch_ms = milliseconds(now_ns).max(1);
-        // Section 4.2, and section 4.8 for a window that already exceeds `w_max`.
-        if f64::from(self.w_max) > cwnd {
-            self.k = ((f64::from(self.w_max) - cwnd) / C).cbrt() as f32;
-        } else {
-            self.k = 0.0;
+        if self.w_max == 0.0 {
+            // Section 4.8: no congestion event yet.
             self.w_max = cwnd as f32;
         }
+        // Section 4.2, equation 2; negative beyond `w_max`.
+        self.k = ((f64::from(self.w_max) - cwnd) / C).cbrt() as f32;
         self.w_est = cwnd as f32;
     }
 
@@ -67,7 +67,7 @@ impl CongestionAlgorithm for Cubic {
         let elapsed_ms = milliseconds(acked.now_ns).wrapping_sub(self.epoch_ms) as i32;
         let seconds = f64::from(elapsed_ms.max(0)) / 1e3;
         // Section 4.3, equation 4.
-        let alpha = if self.w_est >= self.w_max { 1.0 } else { ALPHA };
+        let alpha = if self.w_est >= self.w_last_max { 1.0 } else { ALPHA };
         self.w_est += (alpha * segments / cwnd) as f32;
         let target = self.w_cubic(seconds + acked.rtt_ns as f64 / 1e9).clamp(cwnd, 1.5 * cwnd);
         // Sections 4.4 and 4.5: (target - cwnd) / cwnd for each segment.
@@ -94,14 +94,8 @@ impl CongestionAlgorithm for Cubic {
         (cwnd * BETA * mss) as u32
     }
 
-    fn on_timeout(&mut self) {
+    /// Ends the growth epoch: time without need for a larger window does not count.
+    fn pause_growth(&mut self) {
         self.epoch_ms = 0;
-    }
-
-    /// Moves the epoch: time without data does not count (section 5.8).
-    fn on_idle(&mut self, idle_ns: u64) {
-        if self.epoch_ms != 0 {
-            self.epoch_ms = self.epoch_ms.wrapping_add(milliseconds(idle_ns)).max(1);
-        }
     }
 }

@@ -51,10 +51,9 @@ pub(crate) trait CongestionAlgorithm {
     /// Reacts to a loss or congestion mark, at most once per round trip, with `flight` bytes in
     /// flight. Returns the new slow start threshold.
     fn on_congestion(&mut self, window: &CongestionWindow, flight: u32, mss: u32) -> u32;
-    /// Resets the growth after a retransmission time-out.
-    fn on_timeout(&mut self);
-    /// Accounts for `idle_ns` without transmission.
-    fn on_idle(&mut self, idle_ns: u64);
+    /// Stops growth by time until the next [`CongestionAlgorithm::on_ack`]: after a time-out, and
+    /// while the application does not use the window.
+    fn pause_growth(&mut self);
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +118,14 @@ impl CongestionController {
         (algorithm, &mut self.window)
     }
 
+    #[inline]
+    fn pause_growth(&mut self) {
+        match &mut self.algorithm {
+            Algorithm::Cubic(cubic) => cubic.pause_growth(),
+            Algorithm::NewReno(newreno) => newreno.pause_growth(),
+        }
+    }
+
     /// Sets the segment size, once known and before data is sent.
     pub(crate) fn set_mss(&mut self, mss: u32) {
         self.window.cwnd = initial_window(mss);
@@ -129,7 +136,7 @@ impl CongestionController {
     /// RFC 7661).
     pub(crate) fn on_ack(&mut self, acked: &AckInfo, limited: bool) {
         if !limited {
-            return;
+            return self.pause_growth();
         }
         let CongestionWindow { cwnd, ssthresh } = self.window;
         if cwnd < ssthresh {
@@ -162,14 +169,14 @@ impl CongestionController {
             self.on_congestion(flight, mss);
         }
         self.window.cwnd = mss;
-        self.algorithm().0.on_timeout();
+        self.pause_growth();
     }
 
-    /// Limits the window to the initial window after `idle_ns` without transmission, longer than
-    /// the retransmission time-out (RFC 5681 section 4.1).
-    pub(crate) fn restart_after_idle(&mut self, mss: u32, idle_ns: u64) {
+    /// Limits the window to the initial window after a pause of transmission longer than the
+    /// retransmission time-out (RFC 5681 section 4.1).
+    pub(crate) fn restart_after_idle(&mut self, mss: u32) {
         self.window.cwnd = self.window.cwnd.min(initial_window(mss));
-        self.algorithm().0.on_idle(idle_ns);
+        self.pause_growth();
     }
 }
 
@@ -252,6 +259,34 @@ mod tests {
         }
         assert!(at_nine.abs_diff(1000 * MSS) < 20 * MSS, "{at_nine}");
         assert!(controller.window.cwnd > 1030 * MSS, "{}", controller.window.cwnd);
+    }
+
+    #[test]
+    fn rfc9438_5_8_time_without_need_for_the_window_does_not_count() {
+        for seconds_of_growth in [4, 14] {
+            let mut controller = CongestionController::new(CongestionControl::Cubic, MSS);
+            controller.window.cwnd = 1000 * MSS;
+            controller.on_congestion(1000 * MSS, MSS);
+            controller.end_recovery();
+            let mut now_ns = 0;
+            let mut grow = |controller: &mut CongestionController, steps: u64| {
+                for _ in 0..steps {
+                    controller.on_ack(&acked(controller.window.cwnd / 10, now_ns), true);
+                    now_ns += 10_000_000;
+                }
+                now_ns
+            };
+            let paused_ns = grow(&mut controller, seconds_of_growth * 100);
+            let (before, mut uninterrupted) = (controller.window.cwnd, controller);
+            controller.on_ack(&acked(MSS, paused_ns), false);
+            grow(&mut uninterrupted, 100);
+            for step in 0..100 {
+                let resumed_ns = paused_ns + 600_000_000_000 + step * 10_000_000;
+                controller.on_ack(&acked(controller.window.cwnd / 10, resumed_ns), true);
+            }
+            let (cwnd, expected) = (controller.window.cwnd, uninterrupted.window.cwnd);
+            assert!(cwnd.abs_diff(expected) <= (expected - before) / 5 + MSS, "{cwnd} {expected}");
+        }
     }
 
     #[test]

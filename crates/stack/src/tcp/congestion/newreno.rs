@@ -18,7 +18,5 @@ impl CongestionAlgorithm for NewReno {
         flight / 2
     }
 
-    fn on_timeout(&mut self) {}
-
-    fn on_idle(&mut self, _idle_ns: u64) {}
+    fn pause_growth(&mut self) {}
 }

@@ -1,10 +1,12 @@
 //! Acknowledgements of sent data: the send buffer, loss detection and the congestion window move
 //! on (RFC 9293 section 3.10.7.4, fifth; RFC 5681, RFC 6675, RFC 8985, RFC 3168).
 
+use tidegate_wire::tcp::TcpFlags;
+
 use super::Connection;
 use crate::tcp::buffers::TcpShared;
 use crate::tcp::flags::ConnFlags;
-use crate::tcp::recovery::{AckProgress, CongestionChange};
+use crate::tcp::recovery::{AckArrival, AckProgress, CongestionChange};
 use crate::tcp::segment::Segment;
 use crate::tcp::seq::Seq;
 
@@ -25,19 +27,22 @@ impl Connection {
             self.recovery.duplicate_acks = 0;
             return self.after_ack(now_ns);
         }
+        if segment.ack == self.send.nxt
+            && segment.options.sack.is_none()
+            && let Some(sent_ns) = self.recovery.undisturbed_since_ns()
+        {
+            return self.on_ack_of_all(now_ns, segment, now_ns.saturating_sub(sent_ns), shared);
+        }
+        let arrival = self.ack_arrival(now_ns, segment);
         if let Some(flight) = &mut self.recovery.flight {
-            flight.acknowledge(now_ns, segment.ack, &mut progress);
+            flight.acknowledge(&arrival, segment.ack, &mut progress);
         }
         self.send.una = self.send.una.max(segment.ack);
         let sack = self.flags.contains(ConnFlags::SACK);
         if let Some(blocks) = segment.options.sack.filter(|_| sack) {
-            self.recovery.process_sack(now_ns, blocks, segment.ack, &self.send, &mut progress);
+            self.recovery.process_sack(&arrival, blocks, segment.ack, &self.send, &mut progress);
         }
-        if let Some(rtt_ns) = progress.rtt_ns {
-            self.recovery.rtt.sample(now_ns, rtt_ns);
-        } else if progress.acked > 0 {
-            self.recovery.rtt.backoff = 0;
-        }
+        self.sample_rtt(&arrival, &progress);
         if progress.reordered {
             self.flags.insert(ConnFlags::REORDERING_SEEN);
         }
@@ -45,28 +50,105 @@ impl Connection {
             self.on_progress(now_ns, shared);
         }
         self.finish_tail_probe(segment.ack, outstanding, duplicate, &progress);
+        if self.recovery.may_undo() {
+            self.undo_if_needless(&arrival, segment, &progress);
+        }
         if sack {
             self.detect_lost(now_ns);
         } else {
             let mss = self.send.mss;
-            self.recovery.count_duplicate_acks(segment.ack, duplicate, mss, &progress);
+            self.recovery.count_duplicate_acks(segment.ack, duplicate, mss, &mut progress);
         }
-        let flags = self.flags;
-        match self.recovery.update_congestion_state(
+        self.update_congestion_state(now_ns, segment, outstanding, &progress);
+        self.recovery.finish_mtu_probe(now_ns, &mut self.send);
+        self.recovery.recycle_empty_flight(shared);
+        self.after_ack(now_ns);
+    }
+
+    /// [`Connection::on_ack`] for the usual case: the acknowledgement is for everything in flight,
+    /// nothing of which was lost or sent again. `rtt_ns` is the age of the oldest segment.
+    fn on_ack_of_all(
+        &mut self,
+        now_ns: u64,
+        segment: &Segment<'_>,
+        rtt_ns: u64,
+        shared: &mut TcpShared,
+    ) {
+        let outstanding = self.send.outstanding();
+        let progress = AckProgress {
+            acked: outstanding,
+            delivered: outstanding,
+            rtt_ns: Some(rtt_ns),
+            ..AckProgress::default()
+        };
+        self.send.una = segment.ack;
+        self.recovery.rtt.sample(now_ns, rtt_ns);
+        self.recovery.duplicate_acks = 0;
+        self.on_progress(now_ns, shared);
+        self.finish_tail_probe(segment.ack, outstanding, false, &progress);
+        self.update_congestion_state(now_ns, segment, outstanding, &progress);
+        self.recovery.finish_mtu_probe(now_ns, &mut self.send);
+        self.recovery.release(shared);
+        self.after_ack(now_ns);
+    }
+
+    /// Updates the congestion state, and acts on its change.
+    #[inline]
+    fn update_congestion_state(
+        &mut self,
+        now_ns: u64,
+        segment: &Segment<'_>,
+        outstanding: u32,
+        progress: &AckProgress,
+    ) {
+        let (send, flags) = (&self.send, self.flags);
+        let change = self.recovery.update_congestion_state(
             now_ns,
             segment,
-            &self.send,
+            send,
             flags,
             outstanding,
-            &progress,
-        ) {
+            progress,
+        );
+        match change {
             CongestionChange::None => {}
             CongestionChange::Recovery => self.on_recovery_entered(),
             CongestionChange::Marked => self.flags.insert(ConnFlags::SEND_CWR),
         }
-        self.recovery.finish_mtu_probe(now_ns, &mut self.send);
-        self.recovery.recycle_empty_flight(shared);
-        self.after_ack(now_ns);
+    }
+
+    /// Arrival of a segment as loss detection sees it.
+    #[inline]
+    fn ack_arrival(&self, now_ns: u64, segment: &Segment<'_>) -> AckArrival {
+        let timestamps =
+            segment.options.timestamps.filter(|_| self.flags.contains(ConnFlags::TIMESTAMPS));
+        let echoed_ms = timestamps.map(|(_, echo)| echo.wrapping_sub(self.send.ts_offset));
+        AckArrival { now_ns, min_rtt_ns: self.recovery.rtt.min_ns(), echoed_ms }
+    }
+
+    /// Takes a round-trip sample: from a segment that was sent once, or else from the time stamp.
+    /// Without a sample the time-out stays backed off (RFC 6298 section 5.7).
+    #[inline]
+    fn sample_rtt(&mut self, arrival: &AckArrival, progress: &AckProgress) {
+        let by_timestamp = || arrival.echoed_rtt_ns().filter(|_| progress.acked > 0);
+        if let Some(rtt_ns) = progress.rtt_ns.or_else(by_timestamp) {
+            self.recovery.rtt.sample(arrival.now_ns, rtt_ns);
+        }
+    }
+
+    /// Returns to the state before a recovery that was needless. A peer that reports congestion
+    /// has a reason for the recovery (RFC 4015 section 3).
+    fn undo_if_needless(
+        &mut self,
+        arrival: &AckArrival,
+        segment: &Segment<'_>,
+        progress: &AckProgress,
+    ) {
+        let (dsack, progressed) = (progress.dsack, progress.acked > 0);
+        let has_mark = segment.flags.contains(TcpFlags::ECE);
+        if !has_mark && self.recovery.undo_if_needless(arrival, segment.ack, dsack, progressed) {
+            self.flags.remove(ConnFlags::FORCE_RETRANSMISSION);
+        }
     }
 
     /// Schedules output if there may be any; otherwise sets the timers.
@@ -120,7 +202,7 @@ impl Connection {
             return;
         }
         let repeated = self.flags.contains(ConnFlags::TAIL_PROBE_RETRANSMITS);
-        if !repeated || progress.dsack || duplicate {
+        if !repeated || progress.dsack.is_some() || duplicate {
             // No loss: new data was acknowledged, or both copies arrived.
             self.flags.remove(ConnFlags::TAIL_PROBE_SENT);
         } else if progress.acked > 0 {

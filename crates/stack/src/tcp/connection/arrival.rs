@@ -141,6 +141,7 @@ impl Connection {
         self.state = TcpState::Established;
         self.recovery.phase = RecoveryPhase::Open;
         self.recovery.rtt.lost_syn = self.flags.contains(ConnFlags::SYN_RETRANSMITTED);
+        self.recovery.rtt.backoff = 0;
         self.recovery.retries = 0;
         self.timers.rtx = RtxTimer::Off;
         self.flags.insert(ConnFlags::NOTIFY_WRITABLE);

@@ -178,10 +178,16 @@ impl Connection {
         self.abort(shared, Some(failure), self.is_synchronized());
     }
 
-    /// Sends a window probe, for as long as the peer answers (RFC 9293 section 3.8.6.1).
+    /// Sends a window probe, for as long as the peer answers (RFC 9293 section 3.8.6.1). While
+    /// memory is scarce, a peer that only answers has no more time than a silent peer (RFC 6429
+    /// section 4).
     fn on_window_probe(&mut self, now_ns: u64, shared: &mut TcpShared) {
         self.recovery.retries = self.recovery.retries.saturating_add(1);
-        if self.recovery.retries > MAX_DATA_RETRIES || self.should_give_up(now_ns) {
+        let probes = match shared.pool.is_scarce() {
+            true => self.recovery.retries.max(self.recovery.rtt.backoff),
+            false => self.recovery.retries,
+        };
+        if probes > MAX_DATA_RETRIES || self.should_give_up(now_ns) {
             return self.give_up(shared);
         }
         self.recovery.rtt.back_off();
@@ -207,25 +213,22 @@ impl Connection {
         if self.recovery.retries > max_retries || is_unreachable || self.should_give_up(now_ns) {
             return self.give_up(shared);
         }
-        let mss = u32::from(self.send.mss);
         let outstanding = self.send.outstanding();
         let Some(flight) = &mut self.recovery.flight else { return };
-        flight.mark_all_lost(self.recovery.retries > 1);
         flight.reorder_deadline_ns = 0;
         if self.is_synchronized() {
-            let is_first = self.recovery.phase != RecoveryPhase::Loss;
-            self.recovery.controller.on_timeout(outstanding, mss, is_first);
-            self.recovery.on_mtu_probe_timeout();
+            self.recovery.enter_loss(&self.send, outstanding);
             if self.recovery.retries == BLACK_HOLE_RETRIES {
                 let (is_v4, sack) = (self.tuple.is_v4(), self.flags.contains(ConnFlags::SACK));
                 self.recovery.on_black_hole(now_ns, &mut self.send, is_v4, sack);
             }
         } else {
             // RFC 5681 section 3.1: after a lost SYN, the initial window is one segment.
-            self.recovery.controller.window.cwnd = mss;
+            self.recovery.controller.window.cwnd = self.send.mss.into();
             self.flags.insert(ConnFlags::SYN_RETRANSMITTED);
+            self.recovery.begin_loss_phase(&self.send);
         }
-        self.recovery.enter_loss(&self.send);
+        self.recovery.mark_all_lost();
         self.flags.remove(ConnFlags::TAIL_PROBE_SENT);
         self.recovery.rtt.back_off();
         self.timers.rto_base_ns = now_ns;

@@ -25,7 +25,10 @@ use super::segment::FourTuple;
 use super::send::{DEFAULT_MSS, SendState};
 use super::seq::Seq;
 use super::socket::{Failure, TcpListenerId, TcpOptions, TcpState};
-use super::timers::{TableLinks, Timers};
+use super::timers::{RtxTimer, TableLinks, Timers};
+
+/// Consecutive time-outs after which a peer counts as silent.
+const SILENT_RETRIES: u8 = 2;
 
 /// One connection.
 pub(crate) struct Connection {
@@ -109,9 +112,22 @@ impl Connection {
         (self.receive.nxt - fin).since(self.receive.read_seq)
     }
 
-    /// Bytes that can be appended now: free in the send buffer and backed by memory.
+    /// Bytes that can be appended now: free in the send buffer and backed by memory. A connection
+    /// whose peer takes no data gets nothing of the reserve.
     pub(crate) fn appendable_bytes(&self, pool: &BufferPool) -> usize {
-        self.send.appendable_bytes(&self.options, pool)
+        match pool.has_reserve() || !self.is_stalled() {
+            true => self.send.appendable_bytes(&self.options, pool),
+            false => 0,
+        }
+    }
+
+    /// True while the peer does not take the data that waits for it: its window is closed, or it
+    /// has not answered since a second time-out.
+    pub(crate) fn is_stalled(&self) -> bool {
+        let is_silent = self.recovery.retries >= SILENT_RETRIES;
+        self.can_transmit()
+            && self.send.queued_bytes > 0
+            && (self.timers.rtx == RtxTimer::Persist || is_silent)
     }
 
     /// True when everything sent is acknowledged, including our FIN.

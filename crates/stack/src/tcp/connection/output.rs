@@ -192,6 +192,7 @@ impl Connection {
             flight.on_retransmitted(now_ns, sent.start, end);
         }
         self.recovery.count_sent(end.since(sent.start));
+        self.recovery.on_resent(now_ns, sent.start, end);
         self.timers.last_sent_ns = now_ns;
         // RFC 3168 section 6.1.5: retransmissions are not marked as ECN-capable.
         self.build_segment(now_ns, sent.start, data_bytes, fin)
@@ -263,7 +264,7 @@ impl Connection {
     fn restart_after_idle(&mut self, now_ns: u64) {
         let idle_ns = now_ns.saturating_sub(self.timers.last_sent_ns);
         if idle_ns > self.recovery.rtt.rto_ns() && self.timers.rtx != RtxTimer::Persist {
-            self.recovery.controller.restart_after_idle(self.send.mss.into(), idle_ns);
+            self.recovery.controller.restart_after_idle(self.send.mss.into());
         }
     }
 

@@ -8,6 +8,7 @@ use tidegate_wire::DropReason;
 use super::table::TcpTable;
 use crate::icmp::{QuotedPacket, ReceivedIcmpError};
 use crate::interface::Interface;
+use crate::ip::path_mtu::QuotedKind;
 use crate::tcp::connection::Connection;
 use crate::tcp::flags::ConnFlags;
 use crate::tcp::segment::FourTuple;
@@ -45,7 +46,7 @@ impl TcpTable {
             return Err(DropReason::IcmpQuote);
         }
         if let ReceivedIcmpError::TooBig(mtu) = report {
-            interface.learn_path_mtu(now_ns, mtu, quote)?;
+            interface.learn_path_mtu(now_ns, mtu, QuotedKind::Segment, quote)?;
         }
         if let Some(connection) = self.connections.at_mut(index) {
             match report {

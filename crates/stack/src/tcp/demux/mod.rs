@@ -3,10 +3,12 @@
 
 mod icmp_error;
 mod input;
+mod memory;
 mod migration;
 mod output;
 mod slots;
 mod snapshot;
+mod stalled;
 mod table;
 mod timer_wheel;
 

@@ -78,6 +78,7 @@ impl TcpTable {
         if !self.replies.is_empty() {
             self.send_replies(interface, now_ns, arena);
         }
+        self.reclaim_memory(&mut interface.counters, now_ns);
         self.wake_memory_waiters(now_ns);
         while let Some((index, remote)) = self.next_pending() {
             if !interface.has_space_for_segments(arena) {
@@ -97,9 +98,10 @@ impl TcpTable {
         remote: IpAddr,
     ) {
         // Without a path, segments count as lost; the timers of the connection still run.
-        let path = interface.path(now_ns, arena, remote).ok();
-        let mtu = path.as_ref().map_or(interface.mtu, |path| path.mtu);
-        let max_bytes = path.as_ref().map_or(0, |path| self.max_tso_bytes(interface, path, index));
+        let path = interface.path(now_ns, arena, remote);
+        let path = path.as_ref().ok();
+        let mtu = path.map_or(interface.mtu, |path| path.segment_mtu.into());
+        let max_bytes = path.map_or(0, |path| self.max_tso_bytes(interface, path, index));
         let mut segments_left =
             if max_bytes > 0 { MAX_TSO_TURN_SEGMENTS } else { MAX_TURN_SEGMENTS };
         let mut tso: Option<TsoSegment> = None;
@@ -113,14 +115,14 @@ impl TcpTable {
             if !tso.as_mut().is_some_and(|train| train.try_append(&out, max_bytes))
                 && let Some(complete) = tso.replace(TsoSegment::new(out))
             {
-                self.send_tso_segment(interface, arena, path.as_ref(), &complete, index);
+                self.send_tso_segment(interface, arena, path, &complete, index);
             }
             if !has_more {
                 break;
             }
         }
         if let Some(tso) = tso {
-            self.send_tso_segment(interface, arena, path.as_ref(), &tso, index);
+            self.send_tso_segment(interface, arena, path, &tso, index);
         }
         self.update(now_ns, index);
     }

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_wire::DropReason;
 
 use super::slots::{Connections, TupleIndex};
+use super::stalled::StallQueue;
 use super::timer_wheel::TimerWheel;
 use crate::ports::{PortGroups, PortGroupsHandle};
 use crate::random::SecretRng;
@@ -51,7 +52,8 @@ pub(crate) struct TcpTable {
     /// True if finished handshakes are also reported as events.
     pub(crate) reports_confirmed_peers: bool,
     /// Connections whose writer waits for memory, first come first served.
-    memory_waiters: VecDeque<TcpId>,
+    pub(super) memory_waiters: VecDeque<TcpId>,
+    pub(super) stalled: StallQueue,
     /// Connections in TIME-WAIT, oldest first; may contain stale entries.
     time_waits: VecDeque<TcpId>,
     time_wait_count: usize,
@@ -84,6 +86,7 @@ impl TcpTable {
             port_groups: PortGroupsHandle::default(),
             reports_confirmed_peers: false,
             memory_waiters: VecDeque::new(),
+            stalled: StallQueue::default(),
             time_waits: VecDeque::new(),
             time_wait_count: 0,
             time_wait_limit: limits.tcp_time_waits,
@@ -187,10 +190,10 @@ impl TcpTable {
         if let Some(listener) = self.listeners.find(&tuple) {
             return self.handle_listener_segment(now_ns, tuple, segment, listener, min_iss);
         }
-        if may_reset {
-            self.reply_reset(now_ns, tuple, segment);
-        }
-        Err(DropReason::TcpNoSocket)
+        Err(match may_reset {
+            true => self.reply_reset(now_ns, tuple, segment),
+            false => DropReason::TcpNoSocket,
+        })
     }
 
     /// Processes a segment of an existing connection.
@@ -233,24 +236,35 @@ impl TcpTable {
                 self.events.extend(connection.listener.map(Event::TcpAcceptable));
             }
         }
-        outcome.reply.into_iter().for_each(|out| self.reply(out));
+        if let Some(out) = outcome.reply {
+            self.reply(out);
+        }
         self.update(now_ns, index);
         result
     }
 
-    /// Answers a segment without a connection with a reset (rate-limited).
-    pub(crate) fn reply_reset(&mut self, now_ns: u64, tuple: FourTuple, segment: &Segment<'_>) {
-        if let Some(reset) = segment.reset(tuple)
-            && self.reset_limiter.take(now_ns)
-        {
-            self.reply(reset);
+    /// Answers a segment without a connection with a reset, within the rate limit. Returns the drop
+    /// reason of the segment.
+    pub(crate) fn reply_reset(
+        &mut self,
+        now_ns: u64,
+        tuple: FourTuple,
+        segment: &Segment<'_>,
+    ) -> DropReason {
+        let Some(reset) = segment.reset(tuple) else { return DropReason::TcpNoSocket };
+        match self.reset_limiter.take(now_ns) && self.reply(reset) {
+            true => DropReason::TcpNoSocket,
+            false => DropReason::TcpResetRateLimited,
         }
     }
 
-    pub(crate) fn reply(&mut self, out: OutSegment) {
-        if self.replies.len() < MAX_REPLIES {
+    /// Queues a reply; false when the queue is full.
+    pub(crate) fn reply(&mut self, out: OutSegment) -> bool {
+        let has_space = self.replies.len() < MAX_REPLIES;
+        if has_space {
             self.replies.push(out);
         }
+        has_space
     }
 
     /// Updates the table after any change of a connection: output queue, events, timers, release
@@ -403,35 +417,6 @@ impl TcpTable {
         }
     }
 
-    /// Queues a connection whose writer waits for memory.
-    pub(crate) fn wait_for_memory(&mut self, id: TcpId) {
-        if let Some((connection, _)) = self.get_mut(id)
-            && connection.flags.set_new(ConnFlags::WAITS_FOR_MEMORY)
-        {
-            self.memory_waiters.push_back(id);
-        }
-    }
-
-    /// Wakes writers that waited for memory, once there is enough again.
-    #[inline]
-    pub(crate) fn wake_memory_waiters(&mut self, now_ns: u64) {
-        if !self.memory_waiters.is_empty() {
-            self.wake_memory_waiters_cold(now_ns);
-        }
-    }
-
-    fn wake_memory_waiters_cold(&mut self, now_ns: u64) {
-        while self.shared.pool.has_reserve()
-            && let Some(id) = self.memory_waiters.pop_front()
-        {
-            if let Some((connection, _)) = self.get_mut(id) {
-                connection.flags.remove(ConnFlags::WAITS_FOR_MEMORY);
-                connection.flags.insert(ConnFlags::NOTIFY_WRITABLE);
-                self.update(now_ns, id.index);
-            }
-        }
-    }
-
     /// Returns the next connection with pending output, and its remote address.
     pub(crate) fn next_pending(&mut self) -> Option<(u32, IpAddr)> {
         while let Some(index) = self.pending.pop_front() {
@@ -480,6 +465,7 @@ impl TcpTable {
             if let Some(connection) = self.connections.at_mut(index) {
                 connection.on_timers(now_ns, &mut self.shared);
             }
+            self.note_stall(now_ns, index);
             self.update(now_ns, index);
         }
     }

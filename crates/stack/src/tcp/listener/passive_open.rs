@@ -151,8 +151,7 @@ impl TcpTable {
         };
         let Some(cookie_options) = cookie_options else {
             // RFC 9293 section 3.10.7.2, second check.
-            self.reply_reset(now_ns, tuple, segment);
-            return Err(DropReason::TcpNoSocket);
+            return Err(self.reply_reset(now_ns, tuple, segment));
         };
         if listener.is_full() {
             return Err(DropReason::TcpAcceptQueueFull);

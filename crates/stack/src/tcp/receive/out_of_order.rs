@@ -1,41 +1,42 @@
 //! Out-of-order queue: which data beyond a gap has arrived (RFC 2018).
 
+use std::collections::VecDeque;
+
+use super::MAX_SACK_BLOCKS;
 use crate::tcp::seq::Seq;
 
-/// Maximum number of out-of-order ranges per connection.
-const MAX_RANGES: usize = 64;
+/// Maximum number of out-of-order ranges per connection: every second segment of a window of the
+/// default size may be missing.
+const MAX_RANGES: usize = 512;
 
 /// Sequence ranges received beyond a gap. The data itself is in the receive buffer.
 #[derive(Debug, Default)]
 pub(crate) struct OutOfOrderQueue {
     /// Sorted, neither overlapping nor adjacent.
-    ranges: Vec<SeqRange>,
-    recency: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct SeqRange {
-    start: Seq,
-    end: Seq,
-    /// Rank of the last update; larger is later.
-    recency: u32,
+    ranges: VecDeque<(Seq, Seq)>,
+    /// Start of the data received last, most recent first. The ranges that hold these numbers are
+    /// the SACK blocks; a number in no range is stale.
+    recent: [Option<Seq>; MAX_SACK_BLOCKS],
 }
 
 impl OutOfOrderQueue {
     pub(crate) fn clear(&mut self) {
         self.ranges.clear();
-        self.recency = 0;
+        self.recent = Default::default();
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Start and end of each range, least recently updated first.
+    /// Start and end of each range; those received last come last, most recent at the end.
     pub(crate) fn ranges_by_recency(&self) -> impl Iterator<Item = (Seq, Seq)> + use<> {
-        let mut ranges = self.ranges.clone();
-        ranges.sort_unstable_by_key(|range| range.recency);
-        ranges.into_iter().map(|range| (range.start, range.end))
+        let mut recent = [(Seq(0), Seq(0)); MAX_SACK_BLOCKS];
+        let count = self.newest_blocks(&mut recent);
+        let mut ranges: Vec<_> = self.ranges.iter().copied().collect();
+        ranges.retain(|range| !recent[..count].contains(range));
+        ranges.extend(recent[..count].iter().rev());
+        ranges.into_iter()
     }
 
     /// True if a range can be recorded: there is space, or the range extends an existing range.
@@ -45,38 +46,52 @@ impl OutOfOrderQueue {
 
     /// Number of ranges that `start..end` overlaps or touches, and index of the first.
     fn overlapping(&self, start: Seq, end: Seq) -> (usize, usize) {
-        let first = self.ranges.partition_point(|range| range.end.is_before(start));
-        let adjoining =
-            self.ranges[first..].iter().take_while(|range| range.start.is_at_or_before(end));
+        let first = self.ranges.partition_point(|range| range.1.is_before(start));
+        let adjoining = self.ranges.range(first..).take_while(|range| range.0.is_at_or_before(end));
         (adjoining.count(), first)
+    }
+
+    /// Returns the range that holds the number `seq`.
+    fn range_of(&self, seq: Seq) -> Option<(Seq, Seq)> {
+        let at = self.ranges.partition_point(|range| range.1.is_at_or_before(seq));
+        self.ranges.get(at).copied().filter(|range| range.0.is_at_or_before(seq))
     }
 
     /// True if all of `start..end` was received already.
     pub(super) fn contains(&self, start: Seq, end: Seq) -> bool {
-        self.ranges
-            .iter()
-            .any(|range| range.start.is_at_or_before(start) && end.is_at_or_before(range.end))
+        self.range_of(start).is_some_and(|range| end.is_at_or_before(range.1))
     }
 
     /// Records a range as received.
     pub(super) fn insert(&mut self, start: Seq, end: Seq) {
-        self.recency = self.recency.wrapping_add(1);
+        self.note_recent(start);
         let (overlap_count, first) = self.overlapping(start, end);
-        let overlapping = &self.ranges[first..first + overlap_count];
-        let start = overlapping.first().map_or(start, |range| range.start.min(start));
-        let end = overlapping.last().map_or(end, |range| range.end.max(end));
-        let merged = SeqRange { start, end, recency: self.recency };
-        self.ranges.splice(first..first + overlap_count, [merged]);
+        if overlap_count == 0 {
+            return self.ranges.insert(first, (start, end));
+        }
+        let merged_end = self.ranges[first + overlap_count - 1].1.max(end);
+        self.ranges[first] = (self.ranges[first].0.min(start), merged_end);
+        self.ranges.drain(first + 1..first + overlap_count);
+    }
+
+    /// Puts `start` in front of the recent numbers, in place of an older number of the same range.
+    fn note_recent(&mut self, start: Seq) {
+        let range = self.range_of(start);
+        let is_replaced =
+            |known: &Option<Seq>| known.is_none_or(|known| self.range_of(known) == range);
+        let last = self.recent.len() - 1;
+        let replaced = self.recent.iter().position(is_replaced).unwrap_or(last);
+        self.recent[..=replaced].rotate_right(1);
+        self.recent[0] = Some(start);
     }
 
     /// Removes the ranges that are in order once the data reaches `nxt`; returns the new end of
     /// the data in order.
     pub(super) fn advance(&mut self, nxt: Seq) -> Seq {
         let mut end = nxt;
-        while let Some(range) = self.ranges.first().filter(|range| range.start.is_at_or_before(end))
-        {
-            end = end.max(range.end);
-            self.ranges.remove(0);
+        while let Some(range) = self.ranges.front().filter(|range| range.0.is_at_or_before(end)) {
+            end = end.max(range.1);
+            self.ranges.pop_front();
         }
         end
     }
@@ -84,13 +99,15 @@ impl OutOfOrderQueue {
     /// Fills `blocks` with SACK blocks, most recent first (RFC 2018 section 4); returns their
     /// number.
     pub(super) fn newest_blocks(&self, blocks: &mut [(Seq, Seq)]) -> usize {
-        let (mut count, mut before) = (0, u32::MAX);
-        for block in blocks {
-            let newest = self.ranges.iter().filter(|range| range.recency < before);
-            let Some(range) = newest.max_by_key(|range| range.recency) else { break };
-            *block = (range.start, range.end);
-            before = range.recency;
-            count += 1;
+        let recent = self.recent.iter().flatten().filter_map(|&seq| self.range_of(seq));
+        // As many blocks as there is space for, also those received longer ago.
+        let others = self.ranges.iter().rev().take(2 * MAX_SACK_BLOCKS).copied();
+        let mut count = 0;
+        for range in recent.chain(others) {
+            if count < blocks.len() && !blocks[..count].contains(&range) {
+                blocks[count] = range;
+                count += 1;
+            }
         }
         count
     }
@@ -98,7 +115,6 @@ impl OutOfOrderQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::MAX_SACK_BLOCKS;
     use super::*;
 
     fn blocks(queue: &OutOfOrderQueue) -> Vec<(u32, u32)> {

@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 
+use super::sacked::SackedRanges;
+use crate::tcp::identity::milliseconds;
 use crate::tcp::seq::Seq;
 
 /// Segment that is in flight or lost.
@@ -38,6 +40,37 @@ impl SentSegment {
     }
 }
 
+/// Arrival of an acknowledgement.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AckArrival {
+    pub(crate) now_ns: u64,
+    /// Smallest recent round-trip time; 0 before the first sample.
+    pub(crate) min_rtt_ns: u64,
+    /// Time of transmission that the acknowledgement echoes, in milliseconds of the clock of
+    /// `now_ns` (RFC 7323 section 3.2).
+    pub(crate) echoed_ms: Option<u32>,
+}
+
+impl AckArrival {
+    /// True when the acknowledgement cannot be for a retransmission at `sent_ns`, but for the
+    /// original transmission (RFC 8985 section 6.2 step 2).
+    fn is_for_original(&self, sent_ns: u64) -> bool {
+        let is_echo_older =
+            self.echoed_ms.is_some_and(|echoed| Seq(echoed).is_before(Seq(milliseconds(sent_ns))));
+        is_echo_older || self.now_ns.saturating_sub(sent_ns) < self.min_rtt_ns
+    }
+
+    /// Round-trip time by the time stamp, at a precision of a millisecond (RFC 7323 section 4.1).
+    pub(crate) fn echoed_rtt_ns(&self) -> Option<u64> {
+        let elapsed_ms = milliseconds(self.now_ns).wrapping_sub(self.echoed_ms?);
+        (elapsed_ms <= MAX_ECHOED_RTT_MS).then_some(u64::from(elapsed_ms.max(1)) * 1_000_000)
+    }
+}
+
+/// Longest round-trip time that a time stamp may tell. Larger differences are echoes of numbers
+/// never sent.
+const MAX_ECHOED_RTT_MS: u32 = 120_000;
+
 /// Effect of an acknowledgement on the scoreboard.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AckProgress {
@@ -45,16 +78,26 @@ pub(crate) struct AckProgress {
     pub(crate) acked: u32,
     /// Sequence numbers newly acknowledged out of order.
     pub(crate) sacked: u32,
+    /// Sequence numbers newly acknowledged, in order or not, each counted once.
+    pub(crate) delivered: u32,
     /// Round-trip sample, from a segment that was sent once.
     pub(crate) rtt_ns: Option<u64>,
-    /// The acknowledgement reports duplicate data (D-SACK, RFC 2883).
-    pub(crate) dsack: bool,
+    /// Duplicate data that the acknowledgement reports (D-SACK, RFC 2883).
+    pub(crate) dsack: Option<(Seq, Seq)>,
     /// A segment arrived after segments that were sent later: reordering.
     pub(crate) reordered: bool,
 }
 
-/// SACK blocks remembered, so that repeated blocks are not processed again.
-const RECENT_SACK_BLOCKS: usize = 4;
+/// Judgement of RACK about a segment in flight.
+enum Judgement {
+    /// No segment that was sent later has arrived.
+    NotOvertaken,
+    /// The segment may only be late until this time.
+    MayBeLate {
+        until_ns: u64,
+    },
+    Lost,
+}
 
 /// Largest record capacity that is kept for reuse by another connection.
 const MAX_RECYCLED_RECORDS: usize = 1024;
@@ -69,7 +112,15 @@ pub(crate) struct Flight {
     /// Lower bound of the index of the first lost record.
     first_lost: usize,
     highest_sacked: Seq,
-    recent_sacks: [(Seq, Seq); RECENT_SACK_BLOCKS],
+    /// Ranges of the records that are selectively acknowledged.
+    sacked: SackedRanges,
+    /// Index from which on records may be in flight for the first time, in the order of their
+    /// transmission. All records before were retransmitted, marked lost or acknowledged.
+    first_original: usize,
+    /// Retransmissions in their order: time, and start of the record. Entries may be stale.
+    resent: VecDeque<(u64, Seq)>,
+    /// Number whose acknowledgement ends the round trip in which a D-SACK arrived.
+    pub(super) dsack_round_end: Option<Seq>,
     /// RACK state: transmission time, end and round trip of the delivered segment that was sent
     /// last (RFC 8985 section 6.2 step 2). The time is 0 while there is none.
     rack_sent_ns: u64,
@@ -181,8 +232,13 @@ impl Flight {
                 self.sacked_bytes += sent.end.since(sent.start);
                 self.sacked_segments += 1;
                 self.highest_sacked = sent.end;
+                self.sacked.insert(sent.start, sent.end);
+            } else if !sent.lost {
+                self.resent.push_back((past_ns(sent.age_ns), sent.start));
             }
         }
+        self.first_original = self.sent.len();
+        self.resent.make_contiguous().sort_by_key(|entry| entry.0);
         if let Some((age_ns, end, rtt_ns)) = saved.rack {
             (self.rack_sent_ns, self.rack_end, self.rack_rtt_ns) = (past_ns(age_ns), end, rtt_ns);
         }
@@ -201,12 +257,47 @@ impl Flight {
         self.sent.front()
     }
 
+    /// Time of transmission of the oldest segment, when each was sent once and none was lost or
+    /// selectively acknowledged.
+    #[inline]
+    pub(super) fn undisturbed_since_ns(&self) -> Option<u64> {
+        let is_undisturbed =
+            self.lost_bytes == 0 && self.sacked_segments == 0 && self.resent.is_empty();
+        self.sent.front().filter(|_| is_undisturbed).map(|first| first.sent_ns)
+    }
+
     /// Empties the scoreboard for another connection. Returns true when it is small enough to keep.
     pub(crate) fn recycle(&mut self) -> bool {
-        let mut sent = std::mem::take(&mut self.sent);
-        sent.clear();
-        let keep = sent.capacity() <= MAX_RECYCLED_RECORDS;
-        *self = Self { sent, ..Self::default() };
+        // Field by field: this runs once per request, and the queues keep their memory.
+        let Self {
+            sent,
+            sacked_bytes,
+            sacked_segments,
+            lost_bytes,
+            first_lost,
+            highest_sacked,
+            sacked,
+            first_original,
+            resent,
+            dsack_round_end,
+            rack_sent_ns,
+            rack_end,
+            rack_rtt_ns,
+            reorder_deadline_ns,
+            prr,
+        } = self;
+        let keep = sent.capacity().max(resent.capacity()) <= MAX_RECYCLED_RECORDS;
+        if !sent.is_empty() {
+            sent.clear();
+        }
+        if !resent.is_empty() {
+            resent.clear();
+        }
+        sacked.clear();
+        (*sacked_bytes, *sacked_segments, *lost_bytes) = (0, 0, 0);
+        (*first_lost, *first_original, *highest_sacked) = (0, 0, Seq(0));
+        (*rack_sent_ns, *rack_end, *rack_rtt_ns) = (0, Seq(0), 0);
+        (*reorder_deadline_ns, *dsack_round_end, *prr) = (0, None, PrrState::default());
         keep
     }
 
@@ -256,6 +347,13 @@ impl Flight {
         self.sent.back()
     }
 
+    /// Bytes of retransmissions that are in flight.
+    pub(super) fn resent_bytes(&self) -> u32 {
+        let in_flight =
+            self.sent.iter().filter(|sent| sent.retransmitted && !sent.sacked && !sent.lost);
+        in_flight.map(SentSegment::bytes).sum()
+    }
+
     /// Records the retransmission of the segment that begins at `start`, up to `end`. A rest of the
     /// segment becomes a segment of its own.
     pub(crate) fn on_retransmitted(&mut self, now_ns: u64, start: Seq, end: Seq) {
@@ -265,16 +363,26 @@ impl Flight {
             let rest = SentSegment { start: end, syn: false, ..*sent };
             (sent.end, sent.fin) = (end, false);
             self.sent.insert(at + 1, rest);
+            self.first_original += usize::from(at < self.first_original);
+            if rest.retransmitted && !rest.lost {
+                self.resent.push_back((rest.sent_ns, rest.start));
+            }
         }
         let Some(sent) = self.sent.get_mut(at) else { return };
         if std::mem::take(&mut sent.lost) {
             self.lost_bytes -= sent.bytes();
         }
         (sent.sent_ns, sent.retransmitted) = (now_ns, true);
+        self.resent.push_back((now_ns, start));
     }
 
     /// Applies a cumulative acknowledgement.
-    pub(crate) fn acknowledge(&mut self, now_ns: u64, ack: Seq, progress: &mut AckProgress) {
+    pub(crate) fn acknowledge(
+        &mut self,
+        arrival: &AckArrival,
+        ack: Seq,
+        progress: &mut AckProgress,
+    ) {
         while let Some(front) = self.sent.front_mut() {
             if !front.start.is_before(ack) {
                 break;
@@ -282,6 +390,7 @@ impl Flight {
             if ack.is_before(front.end) {
                 let bytes = ack.since(front.start);
                 progress.acked += bytes;
+                progress.delivered += if front.sacked { 0 } else { bytes };
                 self.lost_bytes -= if front.lost { bytes } else { 0 };
                 self.sacked_bytes -= if front.sacked { bytes } else { 0 };
                 (front.start, front.syn) = (ack, false);
@@ -289,6 +398,7 @@ impl Flight {
             }
             let Some(sent) = self.sent.pop_front() else { break };
             self.first_lost = self.first_lost.saturating_sub(1);
+            self.first_original = self.first_original.saturating_sub(1);
             progress.acked += sent.bytes();
             if sent.lost {
                 self.lost_bytes -= sent.bytes();
@@ -297,50 +407,67 @@ impl Flight {
                 self.sacked_bytes -= sent.bytes();
                 self.sacked_segments -= 1;
             } else {
-                self.on_delivered(now_ns, &sent, progress);
+                progress.delivered += sent.bytes();
+                self.on_delivered(arrival, &sent, progress);
             }
+        }
+        if !self.sacked.is_empty() {
+            self.sacked.advance(ack);
         }
     }
 
-    /// Applies one SACK block, which must lie within what was sent.
-    pub(crate) fn sack(&mut self, now_ns: u64, start: Seq, end: Seq, progress: &mut AckProgress) {
-        // Blocks grow at their end: skip the part that an earlier block reported.
-        let known = self.recent_sacks.iter().find(|known| {
-            known.0 == start && known.1.is_after(start) && known.1.is_at_or_before(end)
-        });
-        let from = known.map_or(start, |known| known.1);
-        self.recent_sacks.rotate_right(1);
-        self.recent_sacks[0] = (start, end);
-        let mut at = self.sent.partition_point(|sent| sent.start.is_before(from));
-        while let Some(sent) = self.sent.get_mut(at) {
-            if sent.end.is_after(end) {
-                break;
+    /// Applies one SACK block, which must lie within what was sent. Visits only records that no
+    /// earlier block covered.
+    pub(crate) fn sack(
+        &mut self,
+        arrival: &AckArrival,
+        start: Seq,
+        end: Seq,
+        progress: &mut AckProgress,
+    ) {
+        let mut from = start;
+        while let Some((gap_start, gap_end)) = self.sacked.first_gap(from, end) {
+            self.sack_gap(arrival, gap_start, gap_end, progress);
+            from = gap_end;
+        }
+    }
+
+    /// Marks the records within `start..end` as selectively acknowledged; none of them is yet.
+    fn sack_gap(&mut self, arrival: &AckArrival, start: Seq, end: Seq, progress: &mut AckProgress) {
+        let first = self.sent.partition_point(|sent| sent.start.is_before(start));
+        let mut at = first;
+        while let Some(sent) = self.sent.get_mut(at).filter(|sent| !sent.end.is_after(end)) {
+            sent.sacked = true;
+            if std::mem::take(&mut sent.lost) {
+                self.lost_bytes -= sent.bytes();
             }
-            if !sent.sacked {
-                sent.sacked = true;
-                if std::mem::take(&mut sent.lost) {
-                    self.lost_bytes -= sent.bytes();
-                }
-                let sent = *sent;
-                self.on_delivered(now_ns, &sent, progress);
-                if self.sacked_segments == 0 || sent.end.is_after(self.highest_sacked) {
-                    self.highest_sacked = sent.end;
-                }
-                self.sacked_bytes += sent.bytes();
-                self.sacked_segments += 1;
-                progress.sacked += sent.bytes();
+            let sent = *sent;
+            self.on_delivered(arrival, &sent, progress);
+            if self.sacked_segments == 0 || sent.end.is_after(self.highest_sacked) {
+                self.highest_sacked = sent.end;
             }
+            self.sacked_bytes += sent.bytes();
+            self.sacked_segments += 1;
+            progress.sacked += sent.bytes();
+            progress.delivered += sent.bytes();
             at += 1;
+        }
+        if at > first {
+            self.sacked.insert(self.sent[first].start, self.sent[at - 1].end);
         }
     }
 
     /// Updates RACK and the round trip for a delivered segment (RFC 8985 section 6.2, steps 1
     /// to 3).
-    fn on_delivered(&mut self, now_ns: u64, sent: &SentSegment, progress: &mut AckProgress) {
-        let rtt_ns = now_ns.saturating_sub(sent.sent_ns);
+    fn on_delivered(
+        &mut self,
+        arrival: &AckArrival,
+        sent: &SentSegment,
+        progress: &mut AckProgress,
+    ) {
+        let rtt_ns = arrival.now_ns.saturating_sub(sent.sent_ns);
         if sent.retransmitted {
-            // The acknowledgement may be for the original transmission (step 2).
-            if self.rack_rtt_ns != 0 && rtt_ns < self.rack_rtt_ns / 2 {
+            if arrival.is_for_original(sent.sent_ns) {
                 return;
             }
         } else {
@@ -358,35 +485,79 @@ impl Flight {
     }
 
     /// Marks segments lost when segments sent later were delivered (RFC 8985 section 6.2 step 5).
-    /// Returns the time of the next check, if segments may only be late.
+    /// Returns the time of the next check, if segments may only be late. Visits the segments in
+    /// the order of their transmission, each once.
     pub(crate) fn detect_lost(&mut self, now_ns: u64, reordering_ns: u64) -> Option<u64> {
         if self.rack_sent_ns == 0 {
             return None;
         }
-        let mut reorder_deadline_ns = None;
-        let horizon = match self.sacked_segments {
-            0 => self.rack_end,
-            _ => self.rack_end.max(self.highest_sacked),
-        };
-        for (at, sent) in self.sent.iter_mut().enumerate() {
-            if !sent.start.is_before(horizon) {
-                break;
+        let originals_ns = self.detect_lost_originals(now_ns, reordering_ns);
+        let resent_ns = self.detect_lost_resent(now_ns, reordering_ns);
+        originals_ns.into_iter().chain(resent_ns).min()
+    }
+
+    /// Judges a segment in flight by RACK.
+    fn judge(&self, now_ns: u64, reordering_ns: u64, sent: &SentSegment) -> Judgement {
+        let due_ns = sent.sent_ns.saturating_add(self.rack_rtt_ns).saturating_add(reordering_ns);
+        match () {
+            () if !sent.sent_before(self.rack_sent_ns, self.rack_end) => Judgement::NotOvertaken,
+            () if due_ns > now_ns => Judgement::MayBeLate { until_ns: due_ns },
+            () => Judgement::Lost,
+        }
+    }
+
+    fn mark_lost(&mut self, at: usize) {
+        if let Some(sent) = self.sent.get_mut(at) {
+            sent.lost = true;
+            self.lost_bytes += sent.bytes();
+            self.first_lost = self.first_lost.min(at);
+        }
+    }
+
+    /// [`Flight::detect_lost`] for segments that were sent once.
+    fn detect_lost_originals(&mut self, now_ns: u64, reordering_ns: u64) -> Option<u64> {
+        while let Some(sent) = self.sent.get(self.first_original).copied() {
+            if !(sent.sacked || sent.lost || sent.retransmitted) {
+                match self.judge(now_ns, reordering_ns, &sent) {
+                    Judgement::NotOvertaken => return None,
+                    Judgement::MayBeLate { until_ns } => return Some(until_ns),
+                    Judgement::Lost => self.mark_lost(self.first_original),
+                }
             }
-            if sent.sacked || sent.lost || !sent.sent_before(self.rack_sent_ns, self.rack_end) {
-                continue;
+            self.first_original += 1;
+        }
+        None
+    }
+
+    /// [`Flight::detect_lost`] for retransmissions.
+    fn detect_lost_resent(&mut self, now_ns: u64, reordering_ns: u64) -> Option<u64> {
+        while let Some(&(sent_ns, start)) = self.resent.front() {
+            let at = self.sent.partition_point(|sent| sent.end.is_at_or_before(start));
+            let is_current = |sent: &&SentSegment| {
+                sent.sent_ns == sent_ns && sent.retransmitted && !sent.sacked && !sent.lost
+            };
+            if let Some(sent) = self.sent.get(at).filter(is_current).copied() {
+                match self.judge(now_ns, reordering_ns, &sent) {
+                    Judgement::NotOvertaken => return None,
+                    Judgement::MayBeLate { until_ns } => return Some(until_ns),
+                    Judgement::Lost => self.mark_lost(at),
+                }
             }
-            let due_ns =
-                sent.sent_ns.saturating_add(self.rack_rtt_ns).saturating_add(reordering_ns);
-            if due_ns <= now_ns {
-                sent.lost = true;
-                self.lost_bytes += sent.bytes();
-                self.first_lost = self.first_lost.min(at);
-            } else {
-                reorder_deadline_ns =
-                    Some(reorder_deadline_ns.map_or(due_ns, |known: u64| known.max(due_ns)));
+            self.resent.pop_front();
+        }
+        None
+    }
+
+    /// Takes back the losses that a needless time-out has assumed.
+    pub(super) fn unmark_lost(&mut self) {
+        for sent in self.sent.iter_mut().filter(|sent| sent.lost) {
+            sent.lost = false;
+            if sent.retransmitted {
+                self.resent.push_back((sent.sent_ns, sent.start));
             }
         }
-        reorder_deadline_ns
+        self.resent.make_contiguous().sort_by_key(|entry| entry.0);
+        (self.lost_bytes, self.first_original) = (0, 0);
     }
 
     /// Marks the first segment lost, for peers without SACK (RFC 6582).
@@ -409,7 +580,7 @@ impl Flight {
         if distrust || front_sacked {
             self.sent.iter_mut().for_each(|sent| sent.sacked = false);
             (self.sacked_bytes, self.sacked_segments) = (0, 0);
-            self.recent_sacks = Default::default();
+            self.sacked.clear();
         }
         self.lost_bytes = 0;
         for sent in self.sent.iter_mut().filter(|sent| !sent.sacked) {
@@ -417,6 +588,8 @@ impl Flight {
             self.lost_bytes += sent.bytes();
         }
         self.first_lost = 0;
+        self.first_original = self.sent.len();
+        self.resent.clear();
         (self.rack_sent_ns, self.rack_rtt_ns) = (0, 0);
     }
 }
@@ -436,9 +609,13 @@ mod tests {
         flight
     }
 
+    fn at(now_ns: u64) -> AckArrival {
+        AckArrival { now_ns, min_rtt_ns: 5 * MS, echoed_ms: None }
+    }
+
     fn sack(flight: &mut Flight, now_ns: u64, start: u32, end: u32) -> AckProgress {
         let mut progress = AckProgress::default();
-        flight.sack(now_ns, Seq(start), Seq(end), &mut progress);
+        flight.sack(&at(now_ns), Seq(start), Seq(end), &mut progress);
         progress
     }
 
@@ -458,7 +635,7 @@ mod tests {
         flight.on_retransmitted(30 * MS, Seq(0), Seq(100));
         assert_eq!(flight.pipe(1000), 600);
         let mut progress = AckProgress::default();
-        flight.acknowledge(40 * MS, Seq(450), &mut progress);
+        flight.acknowledge(&at(40 * MS), Seq(450), &mut progress);
         assert_eq!((progress.acked, flight.pipe(550)), (450, 150));
     }
 
@@ -468,7 +645,7 @@ mod tests {
         sack(&mut flight, 13 * MS, 200, 300);
         // The first two were sent at 1 and 2 ms; the third at 3 ms, with a round trip of 10 ms.
         let again = flight.detect_lost(13 * MS, 5 * MS);
-        assert_eq!((flight.lost_bytes(), again), (0, Some(17 * MS)));
+        assert_eq!((flight.lost_bytes(), again), (0, Some(16 * MS)));
         assert_eq!(flight.detect_lost(16 * MS, 5 * MS), Some(17 * MS));
         assert_eq!(flight.lost_bytes(), 100);
         assert_eq!(flight.detect_lost(17 * MS, 5 * MS), None);
@@ -523,9 +700,46 @@ mod tests {
         flight.mark_first_lost();
         flight.on_retransmitted(9 * MS, Seq(0), Seq(100));
         let mut progress = AckProgress::default();
-        flight.acknowledge(11 * MS, Seq(100), &mut progress);
+        flight.acknowledge(&at(11 * MS), Seq(100), &mut progress);
         assert_eq!(progress.rtt_ns, None);
-        flight.acknowledge(11 * MS, Seq(200), &mut progress);
+        flight.acknowledge(&at(11 * MS), Seq(200), &mut progress);
         assert_eq!(progress.rtt_ns, Some(9 * MS));
+    }
+
+    #[test]
+    fn rfc8985_6_2_goes_by_time_of_transmission_not_by_number() {
+        let mut flight = flight(6);
+        flight.mark_first_lost();
+        flight.on_retransmitted(9 * MS, Seq(0), Seq(100));
+        let mut progress = AckProgress::default();
+        flight.acknowledge(&at(19 * MS), Seq(100), &mut progress);
+        assert_eq!(flight.detect_lost(19 * MS, 0), None);
+        assert_eq!(flight.lost_bytes(), 500, "all others were sent before the retransmission");
+    }
+
+    #[test]
+    fn rfc8985_6_2_an_original_that_was_late_overtakes_nothing() {
+        let mut flight = flight(6);
+        flight.mark_first_lost();
+        flight.on_retransmitted(9 * MS, Seq(0), Seq(100));
+        let mut progress = AckProgress::default();
+        flight.acknowledge(&at(13 * MS), Seq(100), &mut progress);
+        assert_eq!(flight.detect_lost(99 * MS, 0), None, "sooner than any round trip");
+    }
+
+    #[test]
+    fn a_record_that_two_reports_cover_is_not_resent() {
+        let mut flight = flight(6);
+        assert_eq!(sack(&mut flight, 20 * MS, 100, 250).sacked, 100);
+        assert_eq!(sack(&mut flight, 20 * MS, 100, 400).sacked, 200);
+    }
+
+    #[test]
+    fn each_delivered_byte_counts_once() {
+        let mut flight = flight(6);
+        assert_eq!(sack(&mut flight, 20 * MS, 100, 400).delivered, 300);
+        let mut progress = AckProgress::default();
+        flight.acknowledge(&at(21 * MS), Seq(500), &mut progress);
+        assert_eq!((progress.acked, progress.delivered), (500, 200));
     }
 }

@@ -4,14 +4,17 @@
 mod flight;
 mod mtu_search;
 mod rtt;
+mod sacked;
+mod undo;
 
-pub(crate) use flight::{AckProgress, Flight, FlightSnapshot, SentSegment};
+pub(crate) use flight::{AckArrival, AckProgress, Flight, FlightSnapshot, SentSegment};
 
 use tidegate_wire::tcp::{SackBlocks, TcpFlags};
 
 use flight::PrrState;
 use mtu_search::MtuSearch;
 use rtt::{RttEstimator, RttSnapshot};
+use undo::Undo;
 
 use super::buffers::TcpShared;
 use super::congestion::{AckInfo, CongestionControl, CongestionController, ControllerSnapshot};
@@ -40,8 +43,8 @@ pub(crate) enum RecoveryPhase {
 pub(crate) struct Recovery {
     /// Segments sent and not acknowledged; `None` when there are none.
     pub(crate) flight: Option<Box<Flight>>,
-    /// Search for a larger path MTU (PLPMTUD, RFC 4821).
-    mtu_search: Option<Box<MtuSearch>>,
+    /// State that is needed only after losses.
+    after_loss: Option<Box<AfterLoss>>,
     pub(crate) rtt: RttEstimator,
     pub(crate) controller: CongestionController,
     pub(crate) phase: RecoveryPhase,
@@ -54,6 +57,15 @@ pub(crate) struct Recovery {
     end: Seq,
     /// No further reduction for congestion marks until this number is acknowledged.
     cwr_end: Seq,
+}
+
+/// State of a connection that is needed only after losses.
+#[derive(Debug, Default)]
+struct AfterLoss {
+    /// Search for a larger path MTU (PLPMTUD, RFC 4821).
+    mtu_search: Option<MtuSearch>,
+    /// State before the last recovery, which may turn out to be needless.
+    undo: Option<Undo>,
 }
 
 /// Snapshot of a [`Recovery`].
@@ -91,7 +103,7 @@ impl Recovery {
     pub(crate) fn new(kind: CongestionControl, default_mss: u16, iss: Seq) -> Self {
         Self {
             flight: None,
-            mtu_search: None,
+            after_loss: None,
             rtt: RttEstimator::default(),
             controller: CongestionController::new(kind, default_mss.into()),
             phase: RecoveryPhase::Open,
@@ -115,6 +127,15 @@ impl Recovery {
         self.flight.as_ref().is_some_and(|flight| !flight.is_empty())
     }
 
+    /// Time of transmission of the oldest segment in flight, when none was lost or sent again and no
+    /// recovery is in progress or may be undone.
+    #[inline]
+    pub(crate) fn undisturbed_since_ns(&self) -> Option<u64> {
+        let flight = self.flight.as_ref()?;
+        let is_undisturbed = self.phase == RecoveryPhase::Open && self.after_loss.is_none();
+        flight.undisturbed_since_ns().filter(|_| is_undisturbed)
+    }
+
     /// Estimate of the bytes in flight (RFC 6675, pipe). `sack`: both sides use SACK.
     #[inline]
     pub(crate) fn pipe(&self, send: &SendState, sack: bool) -> u32 {
@@ -131,11 +152,20 @@ impl Recovery {
         flight.map(|flight| flight.mark_first_lost()).is_some()
     }
 
+    /// Marks all segments lost that the peer is not known to have. After a second time-out its
+    /// selective acknowledgements no longer count.
+    pub(crate) fn mark_all_lost(&mut self) {
+        let distrust = self.retries > 1;
+        if let Some(flight) = &mut self.flight {
+            flight.mark_all_lost(distrust);
+        }
+    }
+
     /// Processes the blocks of a SACK option that came with the acknowledgement `ack`. Invalid blocks are ignored (RFC 2018 section 5
     /// leaves no other use).
     pub(crate) fn process_sack(
         &mut self,
-        now_ns: u64,
+        arrival: &AckArrival,
         blocks: SackBlocks<'_>,
         ack: Seq,
         send: &SendState,
@@ -151,25 +181,36 @@ impl Recovery {
             // acknowledgement or inside the second block.
             match (index, first) {
                 (0, _) if end.is_at_or_before(ack) => {
-                    progress.dsack = true;
+                    progress.dsack = Some((start, end));
                     continue;
                 }
                 (0, _) => first = Some((start, end)),
                 (1, Some((inner_start, inner_end)))
                     if start.is_at_or_before(inner_start) && inner_end.is_at_or_before(end) =>
                 {
-                    progress.dsack = true;
+                    progress.dsack = Some((inner_start, inner_end));
                 }
                 _ => {}
             }
             if let Some(flight) = self.flight.as_mut().filter(|_| end.is_after(send.una)) {
-                flight.sack(now_ns, start, end, progress);
+                flight.sack(arrival, start, end, progress);
             }
         }
-        if progress.dsack {
-            // RFC 8985 section 6.2 step 4: a duplicate range widens the reordering window.
-            self.reordering_steps = self.reordering_steps.saturating_add(1).min(16);
+        if progress.dsack.is_some() {
+            self.widen_reordering_window(send);
         }
+    }
+
+    /// Widens the reordering window after a duplicate range, at most once in a round trip
+    /// (RFC 8985 section 6.2 step 4).
+    fn widen_reordering_window(&mut self, send: &SendState) {
+        if let Some(flight) = &mut self.flight {
+            if flight.dsack_round_end.is_some_and(|end| send.una.is_before(end)) {
+                return;
+            }
+            flight.dsack_round_end = Some(send.nxt);
+        }
+        self.reordering_steps = self.reordering_steps.saturating_add(1).min(16);
     }
 
     /// Reordering window in nanoseconds (RFC 8985 section 6.2 step 4).
@@ -196,14 +237,19 @@ impl Recovery {
         flight.reorder_deadline_ns = flight.detect_lost(now_ns, reordering_ns).unwrap_or(0);
     }
 
-    /// Counts duplicate acknowledgements of peers without SACK (RFC 6582).
+    /// Counts duplicate acknowledgements of peers without SACK (RFC 6582). Each means that a
+    /// segment was delivered, so the acknowledgement of that segment counts no second time.
     pub(crate) fn count_duplicate_acks(
         &mut self,
         ack: Seq,
         duplicate: bool,
         mss: u16,
-        progress: &AckProgress,
+        progress: &mut AckProgress,
     ) {
+        progress.delivered = match duplicate {
+            true => mss.into(),
+            false => progress.acked.saturating_sub(u32::from(self.duplicate_acks) * u32::from(mss)),
+        };
         let Some(flight) = &mut self.flight else {
             self.duplicate_acks = 0;
             return;
@@ -261,11 +307,15 @@ impl Recovery {
                 self.controller.on_congestion(outstanding, mss);
                 self.controller.end_recovery();
                 self.cwr_end = send.nxt;
+                // What the mark asks for must not be undone (RFC 4015 section 3).
+                self.forget_undo();
                 change = CongestionChange::Marked;
             }
             RecoveryPhase::Open | RecoveryPhase::Loss if progress.acked > 0 => {
+                // RFC 3465 section 2.3: after a time-out, one segment for each acknowledgement.
+                let limit = if self.phase == RecoveryPhase::Loss { mss } else { u32::MAX };
                 let acked = AckInfo {
-                    bytes: progress.acked,
+                    bytes: progress.acked.min(limit),
                     mss,
                     now_ns,
                     rtt_ns: self.rtt.smoothed_ns().unwrap_or(0),
@@ -290,6 +340,7 @@ impl Recovery {
 
     /// Begins fast recovery, with `outstanding` sequence numbers in flight.
     pub(crate) fn enter_fast_recovery(&mut self, send: &SendState, outstanding: u32) {
+        self.begin_undo(send.una, send.nxt);
         self.controller.on_congestion(outstanding, send.mss.into());
         self.phase = RecoveryPhase::FastRecovery;
         if let Some(flight) = &mut self.flight {
@@ -299,8 +350,20 @@ impl Recovery {
         self.cwr_end = send.nxt;
     }
 
-    /// Begins recovery after a time-out.
-    pub(crate) fn enter_loss(&mut self, send: &SendState) {
+    /// Begins recovery after a time-out, with `outstanding` sequence numbers in flight. Returns to
+    /// slow start.
+    pub(crate) fn enter_loss(&mut self, send: &SendState, outstanding: u32) {
+        if self.phase == RecoveryPhase::Open {
+            self.begin_undo(send.una, send.nxt);
+        }
+        let is_first = self.phase != RecoveryPhase::Loss;
+        self.controller.on_timeout(outstanding, send.mss.into(), is_first);
+        self.on_mtu_probe_timeout();
+        self.begin_loss_phase(send);
+    }
+
+    /// Begins the phase after a time-out: of a handshake, without congestion response.
+    pub(crate) fn begin_loss_phase(&mut self, send: &SendState) {
         self.phase = RecoveryPhase::Loss;
         self.end = send.nxt;
         self.reordering_steps = 1;
@@ -314,10 +377,7 @@ impl Recovery {
         let ssthresh = self.controller.window.ssthresh;
         let Some(flight) = &mut self.flight else { return };
         let PrrState { flight, delivered, sent } = &mut flight.prr;
-        let newly_delivered = match progress.acked + progress.sacked {
-            0 if !sack => mss,
-            news => news,
-        };
+        let newly_delivered = progress.delivered;
         *delivered = delivered.saturating_add(newly_delivered);
         let allowed = if pipe > ssthresh {
             let share = u64::from(*delivered) * u64::from(ssthresh);
@@ -366,7 +426,7 @@ impl Recovery {
         let in_flight = self.flight.as_ref().filter(|flight| !flight.is_empty());
         RecoverySnapshot {
             flight: in_flight.map(|flight| flight.save(now_ns)),
-            searches_mtu: self.mtu_search.is_some(),
+            searches_mtu: self.mtu_search().is_some(),
             rtt: self.rtt.save(now_ns),
             controller: self.controller.save(),
             phase: self.phase,
@@ -390,7 +450,7 @@ impl Recovery {
     ) -> Self {
         let mut recovery = Self {
             flight: None,
-            mtu_search: None,
+            after_loss: None,
             rtt: RttEstimator::restore(now_ns, &saved.rtt),
             controller: CongestionController::restore(kind, send.mss.into(), &saved.controller),
             phase: saved.phase,
@@ -443,11 +503,11 @@ mod tests {
     #[test]
     fn rfc6582_the_third_duplicate_acknowledgement_begins_recovery_once() {
         let (mut recovery, send) = in_flight();
-        let progress = AckProgress::default();
         let segment = ack(1000, TcpFlags::ACK);
         let mut changes = Vec::new();
         for _ in 0..5 {
-            recovery.count_duplicate_acks(segment.ack, true, send.mss, &progress);
+            let mut progress = AckProgress::default();
+            recovery.count_duplicate_acks(segment.ack, true, send.mss, &mut progress);
             let outstanding = send.outstanding();
             let flags = ConnFlags::empty();
             changes.push(recovery.update_congestion_state(
@@ -506,6 +566,40 @@ mod tests {
         assert_eq!(first, CongestionChange::Marked);
         assert_eq!(same_round_trip, CongestionChange::None);
         assert_eq!(next_round_trip, CongestionChange::Marked);
+    }
+
+    #[test]
+    fn rfc8985_6_2_the_reordering_window_widens_once_per_round_trip() {
+        let (mut recovery, mut send) = in_flight();
+        let dsack = [0, 0, 0, 1, 0, 0, 0, 2];
+        let mut steps = Vec::new();
+        for una in [1000, 1000, 9000, 11_000] {
+            send.una = Seq(una);
+            let blocks = SackBlocks::parse(&dsack).unwrap();
+            let mut progress = AckProgress::default();
+            recovery.process_sack(&AckArrival::default(), blocks, send.una, &send, &mut progress);
+            assert_eq!(progress.dsack, Some((Seq(1), Seq(2))));
+            steps.push(recovery.reordering_steps);
+        }
+        assert_eq!(steps, [2, 2, 2, 3]);
+    }
+
+    #[test]
+    fn rfc3465_2_3_an_acknowledgement_after_a_time_out_is_worth_one_segment() {
+        let (mut recovery, mut send) = in_flight();
+        recovery.enter_loss(&send, send.outstanding());
+        send.una = Seq(9000);
+        let progress = AckProgress { acked: 8000, delivered: 8000, ..AckProgress::default() };
+        let segment = ack(9000, TcpFlags::ACK);
+        recovery.update_congestion_state(
+            20 * MS,
+            &segment,
+            &send,
+            ConnFlags::SACK,
+            10_000,
+            &progress,
+        );
+        assert_eq!(recovery.controller.window.cwnd, 2000);
     }
 
     #[test]

@@ -61,16 +61,33 @@ impl MtuSearch {
 }
 
 impl Recovery {
+    /// Search in progress.
+    #[inline]
+    pub(super) fn mtu_search(&self) -> Option<&MtuSearch> {
+        self.after_loss.as_ref()?.mtu_search.as_ref()
+    }
+
+    #[inline]
+    fn mtu_search_mut(&mut self) -> Option<&mut MtuSearch> {
+        self.after_loss.as_mut()?.mtu_search.as_mut()
+    }
+
+    fn end_mtu_search(&mut self) {
+        if let Some(after_loss) = &mut self.after_loss {
+            after_loss.mtu_search = None;
+        }
+    }
+
     /// Starts a search without any known upper bound. `una` is SND.UNA.
     pub(super) fn begin_mtu_search(&mut self, now_ns: u64, una: Seq) {
-        self.mtu_search = Some(Box::new(MtuSearch {
+        self.after_loss.get_or_insert_default().mtu_search = Some(MtuSearch {
             min_failed_bytes: 0,
             probe_bytes: 0,
             probe_start: una,
             probe_end: una,
             is_probe_lost: false,
             not_before_ns: now_ns,
-        }));
+        });
     }
 
     /// Reacts to repeated time-outs: the path may swallow large packets (RFC 4821 section 7.7).
@@ -88,7 +105,7 @@ impl Recovery {
         // section 7.5).
         match sack && send.mss_limit < send.max_mss {
             true => self.begin_mtu_search(now_ns, send.una),
-            false => self.mtu_search = None,
+            false => self.end_mtu_search(),
         }
     }
 
@@ -101,7 +118,7 @@ impl Recovery {
         sack: bool,
         usable: u32,
     ) -> Option<u32> {
-        let search = self.mtu_search.as_ref()?;
+        let search = self.mtu_search()?;
         let working = send.mss_limit.min(send.max_mss);
         let size = search.next_size(working, send.max_mss)?;
         let payload_bytes = u32::from(size - (working - send.mss));
@@ -116,7 +133,7 @@ impl Recovery {
     /// Records that a probe was sent with the sequence numbers `start..end`.
     pub(crate) fn on_mtu_probe_sent(&mut self, send: &SendState, start: Seq, end: Seq) {
         let options = send.mss_limit.min(send.max_mss) - send.mss;
-        if let Some(search) = &mut self.mtu_search {
+        if let Some(search) = self.mtu_search_mut() {
             search.probe_bytes = end.since(start) as u16 + options;
             (search.probe_start, search.probe_end, search.is_probe_lost) = (start, end, false);
         }
@@ -126,9 +143,8 @@ impl Recovery {
     /// in smaller segments, and the congestion window stays unchanged.
     #[inline]
     pub(crate) fn lost_only_mtu_probe(&mut self) -> bool {
-        let (Some(search), Some(flight)) = (&mut self.mtu_search, &mut self.flight) else {
-            return false;
-        };
+        let search = self.after_loss.as_mut().and_then(|after_loss| after_loss.mtu_search.as_mut());
+        let (Some(search), Some(flight)) = (search, &mut self.flight) else { return false };
         let only_probe_lost = search.only_probe_lost(flight);
         search.is_probe_lost |= only_probe_lost;
         only_probe_lost
@@ -136,7 +152,7 @@ impl Recovery {
 
     /// Reacts to a retransmission time-out: a probe in flight counts as lost.
     pub(crate) fn on_mtu_probe_timeout(&mut self) {
-        if let Some(search) = &mut self.mtu_search {
+        if let Some(search) = self.mtu_search_mut() {
             search.is_probe_lost |= search.probe_bytes > 0;
         }
     }
@@ -144,7 +160,7 @@ impl Recovery {
     /// Evaluates the probe once its sequence numbers are acknowledged.
     #[inline]
     pub(crate) fn finish_mtu_probe(&mut self, now_ns: u64, send: &mut SendState) {
-        let Some(search) = self.mtu_search.as_mut() else { return };
+        let Some(search) = self.mtu_search_mut() else { return };
         if search.probe_bytes == 0 || send.una.is_before(search.probe_end) {
             return;
         }
@@ -155,7 +171,8 @@ impl Recovery {
             send.mss_limit = size;
         }
         if send.mss_limit >= send.max_mss {
-            (send.mss_limit, self.mtu_search) = (u16::MAX, None);
+            send.mss_limit = u16::MAX;
+            self.end_mtu_search();
         } else if search.next_size(send.mss_limit, send.max_mss).is_none() {
             (search.min_failed_bytes, search.not_before_ns) =
                 (0, now_ns.saturating_add(SEARCH_INTERVAL_NS));
