@@ -92,6 +92,7 @@ pub(crate) fn classes_json(classes: &[(String, ClassCounters)]) -> Value {
     let rows = classes.iter().map(|(name, class)| {
         let row = json!({
             "admitted": class.admitted,
+            "admitted_over_share": class.admitted_over_share,
             "refused_closed": class.refused_closed,
             "refused_rate": class.refused_rate,
             "refused_source_share": class.refused_source_share,

@@ -61,7 +61,8 @@ struct rules {
 	struct rule rules[RULES];
 };
 
-enum { OPEN, LIMITED, CLOSED };
+/* A class that is SHARED or CLOSED may use what the others leave of the total. */
+enum { OPEN, LIMITED, CLOSED, SHARED };
 
 struct pace {
 	u64 interval_ns;
@@ -75,19 +76,28 @@ struct limit {
 };
 
 struct limits {
+	struct pace total; /* OPEN: no class exceeds its own rate */
 	struct limit classes[CLASSES];
 };
 
 /* Decision for a packet; in the order of ClassCounts. */
-enum verdict { ADMITTED, REFUSED_CLOSED, REFUSED_RATE, REFUSED_SOURCE_SHARE, VERDICTS };
+enum verdict {
+	ADMITTED,
+	REFUSED_CLOSED,
+	REFUSED_RATE,
+	REFUSED_SOURCE_SHARE,
+	ADMITTED_OVER_SHARE,
+	VERDICTS,
+};
 
 struct counts {
 	u64 packets[CLASSES][VERDICTS];
 };
 
-/* Time at which the next packet of each class is due. */
+/* Times at which the next packet of each class, and of all of them, is due. */
 struct buckets {
 	u64 due_ns[CLASSES];
+	u64 total_due_ns;
 };
 
 /* Due times of sources: two rows of a sketch. */
@@ -370,65 +380,115 @@ INLINE u32 classify(const struct rules *rules, const struct facts *facts, u64 ha
 
 /*
  * Time at which the next packet is due. A time beyond the burst means that the
- * rate was raised since: the bucket is reset.
+ * rate was raised since: the bucket is full.
  */
 INLINE u64 due(u64 due_ns, u64 now_ns, const struct pace *pace)
 {
-	return due_ns > now_ns + pace->burst_ns + pace->interval_ns ? 0 : due_ns;
+	u64 full_ns = now_ns + pace->burst_ns;
+
+	return due_ns > full_ns + pace->interval_ns ? full_ns : due_ns;
 }
 
-INLINE int take_from_source(const struct pace *pace, u64 hash, u32 class, u64 now_ns)
+INLINE int has_room(u64 due_ns, u64 now_ns, const struct pace *pace)
 {
-	u64 one, other, least, next;
-	u64 *one_cell, *other_cell;
+	return due(due_ns, now_ns, pace) <= now_ns + pace->burst_ns;
+}
+
+INLINE int is_half_free(u64 due_ns, u64 now_ns, const struct pace *pace)
+{
+	return due(due_ns, now_ns, pace) <= now_ns + pace->burst_ns / 2;
+}
+
+/* Counts a packet. A packet above the rate leaves the bucket full. */
+INLINE u64 charged(u64 due_ns, u64 now_ns, const struct pace *pace)
+{
+	u64 next = due(due_ns, now_ns, pace);
+
+	if (next < now_ns)
+		next = now_ns;
+	if (next > now_ns + pace->burst_ns)
+		next = now_ns + pace->burst_ns;
+	return next + pace->interval_ns;
+}
+
+/* The two cells of a source, and the earlier of their times. */
+struct source_cells {
+	u64 *one;
+	u64 *other;
+	u64 due_ns;
+};
+
+INLINE int find_source(struct source_cells *cells, const struct pace *pace, u64 hash, u32 class,
+		       u64 now_ns)
+{
 	struct sources *sources;
+	u64 one, other;
 	u32 zero = 0;
 
 	sources = bpf_map_lookup_elem(&source_buckets, &zero);
 	if (!sources)
-		return 1;
+		return 0;
 	hash = mix(hash ^ (class + 1));
-	one_cell = &sources->due_ns[hash & (SOURCE_CELLS - 1)];
-	other_cell = &sources->due_ns[SOURCE_CELLS + (hash >> 32 & (SOURCE_CELLS - 1))];
-	one = due(*one_cell, now_ns, pace);
-	other = due(*other_cell, now_ns, pace);
-	least = one < other ? one : other;
-	if (least > now_ns + pace->burst_ns)
-		return 0;
-	next = (least > now_ns ? least : now_ns) + pace->interval_ns;
-	*one_cell = one > next ? one : next;
-	*other_cell = other > next ? other : next;
+	cells->one = &sources->due_ns[hash & (SOURCE_CELLS - 1)];
+	cells->other = &sources->due_ns[SOURCE_CELLS + (hash >> 32 & (SOURCE_CELLS - 1))];
+	one = due(*cells->one, now_ns, pace);
+	other = due(*cells->other, now_ns, pace);
+	cells->due_ns = one < other ? one : other;
 	return 1;
 }
 
-INLINE int take_from_class(const struct pace *pace, u32 class, u64 now_ns)
+INLINE void charge_source(const struct source_cells *cells, const struct pace *pace, u64 now_ns)
 {
+	u64 next = charged(cells->due_ns, now_ns, pace);
+	u64 one = due(*cells->one, now_ns, pace);
+	u64 other = due(*cells->other, now_ns, pace);
+
+	*cells->one = one > next ? one : next;
+	*cells->other = other > next ? other : next;
+}
+
+/*
+ * A share is a bound only while others want the rest: within its share a source
+ * may use the whole burst of its class, above it only half; the same for classes
+ * and the total. A refused packet is charged to nobody.
+ */
+INLINE enum verdict judge(const struct limits *limits, u64 hash, u32 class)
+{
+	const struct limit *limit = &limits->classes[class];
+	struct source_cells cells = {};
+	int has_share, in_share = 1, fits = 0, shares_total;
 	struct buckets *buckets;
+	u64 now_ns, *bucket;
 	u32 zero = 0;
-	u64 next;
-
-	buckets = bpf_map_lookup_elem(&class_buckets, &zero);
-	if (!buckets)
-		return 1;
-	next = due(buckets->due_ns[class], now_ns, pace);
-	if (next > now_ns + pace->burst_ns)
-		return 0;
-	buckets->due_ns[class] = (next > now_ns ? next : now_ns) + pace->interval_ns;
-	return 1;
-}
-
-INLINE enum verdict judge(const struct limit *limit, u64 hash, u32 class)
-{
-	u64 now_ns;
 
 	if (limit->class.mode == OPEN)
 		return ADMITTED;
-	if (limit->class.mode == CLOSED)
-		return REFUSED_CLOSED;
+	buckets = bpf_map_lookup_elem(&class_buckets, &zero);
+	if (!buckets)
+		return ADMITTED;
+	bucket = &buckets->due_ns[class];
 	now_ns = bpf_ktime_get_ns();
-	if (limit->source.mode != OPEN && !take_from_source(&limit->source, hash, class, now_ns))
-		return REFUSED_SOURCE_SHARE;
-	return take_from_class(&limit->class, class, now_ns) ? ADMITTED : REFUSED_RATE;
+	has_share = limit->source.mode != OPEN &&
+		    find_source(&cells, &limit->source, hash, class, now_ns);
+	if (has_share)
+		in_share = has_room(cells.due_ns, now_ns, &limit->source);
+	if (limit->class.mode != CLOSED)
+		fits = in_share ? has_room(*bucket, now_ns, &limit->class)
+				: is_half_free(*bucket, now_ns, &limit->class);
+	shares_total = limit->class.mode != LIMITED && limits->total.mode != OPEN;
+	if (!fits &&
+	    !(shares_total && is_half_free(buckets->total_due_ns, now_ns, &limits->total))) {
+		if (!in_share)
+			return REFUSED_SOURCE_SHARE;
+		return limit->class.mode == CLOSED ? REFUSED_CLOSED : REFUSED_RATE;
+	}
+	if (shares_total)
+		buckets->total_due_ns = charged(buckets->total_due_ns, now_ns, &limits->total);
+	if (limit->class.mode != CLOSED)
+		*bucket = charged(*bucket, now_ns, &limit->class);
+	if (has_share && in_share)
+		charge_source(&cells, &limit->source, now_ns);
+	return in_share ? ADMITTED : ADMITTED_OVER_SHARE;
 }
 
 /* Decides on a frame and counts it; returns 1 if it is admitted. */
@@ -452,7 +512,7 @@ static __attribute__((noinline)) int admit(struct xdp_md *context)
 		facts.kind = KIND_MALFORMED, facts.source_id = 0;
 	hash = mix((facts.source_id ^ rules->key_start) * rules->key_factor);
 	class = classify(rules, &facts, hash) & (CLASSES - 1);
-	verdict = judge(&limits->classes[class], hash, class);
+	verdict = judge(limits, hash, class);
 	counts->packets[class][verdict] += 1;
-	return verdict == ADMITTED;
+	return verdict == ADMITTED || verdict == ADMITTED_OVER_SHARE;
 }

@@ -64,7 +64,14 @@ pub enum RateLimit {
         /// Nanoseconds that packets may come before their time.
         burst_ns: u64,
     },
-    /// Drops every packet.
+    /// As `Limited`, and above that while the total is half free.
+    Shared {
+        /// Nanoseconds per packet.
+        interval_ns: u64,
+        /// Nanoseconds that packets may come before their time.
+        burst_ns: u64,
+    },
+    /// Admits packets only while the total is half free; without a total, none.
     Closed,
 }
 
@@ -73,8 +80,18 @@ pub enum RateLimit {
 pub struct ClassLimit {
     /// Limit of the whole class.
     pub class: RateLimit,
-    /// Limit of each source in the class; applies only when the class is limited.
+    /// Share of each source in the class; applies only when the class is limited. Above its share a
+    /// source is admitted while the class is half free.
     pub source: RateLimit,
+}
+
+/// Rate limits of all classes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Rate of all classes with a limit that is [`RateLimit::Shared`] or [`RateLimit::Closed`].
+    pub total: RateLimit,
+    /// Limits of the classes.
+    pub classes: [ClassLimit; MAX_CLASSES],
 }
 
 /// Admitted and dropped frames of a class since the device was opened.
@@ -82,6 +99,8 @@ pub struct ClassLimit {
 pub struct ClassCounts {
     /// Admitted.
     pub admitted: u64,
+    /// Those of the admitted frames whose source had used its share.
+    pub admitted_over_share: u64,
     /// Dropped: the class was closed.
     pub refused_closed: u64,
     /// Dropped: the class was at its rate.
@@ -124,13 +143,19 @@ pub trait EarlyDrop {
     ///
     /// # Errors
     /// When the kernel refuses.
-    fn set_limits(&mut self, limits: Option<&[ClassLimit]>) -> io::Result<()>;
+    fn set_limits(&mut self, limits: Option<&Limits>) -> io::Result<()>;
 
     /// Counters of each class.
     ///
     /// # Errors
     /// When the kernel refuses.
     fn counts(&mut self) -> io::Result<[ClassCounts; MAX_CLASSES]>;
+
+    /// Number of times that the device was found without admitted frames, before it looked for
+    /// more; `None` where this cannot be known.
+    fn times_emptied(&self) -> Option<u64> {
+        None
+    }
 
     /// Frames that the NIC lost before they were inspected, because its receive ring was full; 0
     /// where this cannot be known.

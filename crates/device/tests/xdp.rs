@@ -15,7 +15,7 @@ use netns::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-use tidegate_device::admission::{self, ClassLimit, Classifier, RateLimit};
+use tidegate_device::admission::{self, ClassLimit, Classifier, Limits, MAX_CLASSES, RateLimit};
 use tidegate_device::xdp::{
     AttachMode, BusyPoll, CopyMode, LoadedProgram, RingSizes, Steering, SteeringRule,
     TransportProtocol, XdpConfig, XdpDevice, XdpError, XdpLink,
@@ -784,7 +784,9 @@ fn refused_frames_are_dropped_on_the_interface() {
         (shared, LEFT_ADDRESSES[0], 1),
     ];
     for ((limit, address, admitted), expected) in cases.into_iter().zip(expected) {
-        device.early_drop().unwrap().set_limits(Some(&[limit])).unwrap();
+        let classes = [limit; MAX_CLASSES];
+        let limits = Limits { total: RateLimit::Unlimited, classes };
+        device.early_drop().unwrap().set_limits(Some(&limits)).unwrap();
         // A UDP port without a rule stays with the kernel, whatever the limits are.
         for to in [54, 53, 53, 53] {
             send_frame(&mut sender, &mut far, &frames::datagram(address, to, None));

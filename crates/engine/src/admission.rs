@@ -9,7 +9,7 @@ use tidegate_device::admission::{self as early, ClassCounts, EarlyDrop};
 use tidegate_device::{Burst, Device, Medium};
 use tidegate_gate::admission::{
     Admission, AdmissionVerdict, ClassCounters, ClassLimit, CompiledRule, Config, ConfigError,
-    PacketMeta, PacketRate, Pressure, RateLimit, SourceId,
+    Limits, PacketMeta, PacketRate, Pressure, RateLimit, SourceId,
 };
 use tidegate_memory::Arena;
 use tidegate_wire::DropCounters;
@@ -197,7 +197,8 @@ impl Admitter {
             return Ok(None);
         };
         let examined = device.counts()?.iter().map(ClassCounts::arrived).sum();
-        Ok(Some(EarlyDropWork { examined, rx_missed: device.rx_missed()? }))
+        let times_emptied = device.times_emptied();
+        Ok(Some(EarlyDropWork { examined, rx_missed: device.rx_missed()?, times_emptied }))
     }
 
     /// The admission controller.
@@ -253,6 +254,7 @@ pub fn update_limits(
     if was_limiting {
         admission.on_device_counters(&device.counts()?.map(|counts| ClassCounters {
             admitted: counts.admitted,
+            admitted_over_share: counts.admitted_over_share,
             refused_closed: counts.refused_closed,
             refused_rate: counts.refused_rate,
             refused_source_share: counts.refused_source_share,
@@ -271,11 +273,7 @@ pub fn update_limits(
     if !admission.is_limiting() {
         return device.set_limits(None);
     }
-    let mut limits = [early::ClassLimit::default(); early::MAX_CLASSES];
-    for (to, from) in limits.iter_mut().zip(admission.limits()) {
-        *to = device_limit(from);
-    }
-    device.set_limits(Some(&limits[..admission.limits().len()]))
+    device.set_limits(Some(&device_limits(admission.limits())))
 }
 
 fn device_rule(rule: &CompiledRule) -> early::ClassRule {
@@ -293,7 +291,13 @@ fn device_rule(rule: &CompiledRule) -> early::ClassRule {
     }
 }
 
-fn device_limit(limit: &ClassLimit) -> early::ClassLimit {
+/// Converts limits to those of a device that drops early.
+pub fn device_limits(limits: &Limits) -> early::Limits {
+    let total = limits.total.map_or(RateLimit::Unlimited, RateLimit::Limited);
+    early::Limits { total: device_rate(total), classes: limits.classes.map(device_limit) }
+}
+
+fn device_limit(limit: ClassLimit) -> early::ClassLimit {
     early::ClassLimit { class: device_rate(limit.class), source: device_rate(limit.source) }
 }
 
@@ -303,6 +307,9 @@ fn device_rate(rate: RateLimit) -> early::RateLimit {
         RateLimit::Closed => early::RateLimit::Closed,
         RateLimit::Limited(PacketRate { interval_ns, burst_ns }) => {
             early::RateLimit::Limited { interval_ns, burst_ns }
+        }
+        RateLimit::Shared(PacketRate { interval_ns, burst_ns }) => {
+            early::RateLimit::Shared { interval_ns, burst_ns }
         }
     }
 }
@@ -328,7 +335,7 @@ mod tests {
             Ok(())
         }
 
-        fn set_limits(&mut self, limits: Option<&[early::ClassLimit]>) -> io::Result<()> {
+        fn set_limits(&mut self, limits: Option<&early::Limits>) -> io::Result<()> {
             self.limiting = limits.is_some();
             Ok(())
         }

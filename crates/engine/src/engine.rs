@@ -197,7 +197,6 @@ impl Engine {
             self.counters.busy_rounds += 1;
             self.idle.on_work(self.now_ns);
         }
-        self.pressure.on_round(received);
         self.update_admission()?;
         // The transmit ring had its turn: frames are left only if timers made them or the device
         // was full.
@@ -222,7 +221,11 @@ impl Engine {
             }
         };
         let taken = match turn.ring {
-            Ring::Receive(_) => self.receive(turn.quota as usize)?,
+            Ring::Receive(_) => {
+                let received = self.receive(turn.quota as usize)?;
+                self.pressure.on_turn(received, turn.quota as usize);
+                received
+            }
             Ring::Transmit(_) => {
                 self.flush()?;
                 0

@@ -4,16 +4,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use tidegate_gate::admission::{Config, Pressure};
+use tidegate_gate::admission::{BacklogMeter, Pressure};
 use tidegate_stack::Counters;
 use tidegate_wire::DropReason;
-
-/// Approximate cost of polling an empty device, in nanoseconds.
-const EMPTY_POLL_NS: u64 = 10_000;
-
-/// Fewer frames than this are no backlog, even if the device was never found empty: they arrived
-/// while this thread did not run.
-const MIN_BACKLOG_FRAMES: u64 = 16;
 
 /// Work of a device that drops early, since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +15,8 @@ pub(crate) struct EarlyDropWork {
     pub(crate) examined: u64,
     /// Frames lost before the device examined them.
     pub(crate) rx_missed: u64,
+    /// Number of times that the device was found without admitted frames, if it knows.
+    pub(crate) times_emptied: Option<u64>,
 }
 
 /// Load counters between two periods of admission.
@@ -30,18 +25,15 @@ pub(crate) struct PressureMeter {
     served: u64,
     lost_late: u64,
     early_drop: Option<EarlyDropWork>,
-    received: u64,
-    idle_rounds: u64,
+    backlog: BacklogMeter,
     max_level_percent: u32,
 }
 
 impl PressureMeter {
-    /// Counts a round of the engine that received `received` frames. A round without frames means
-    /// that the engine keeps up with the device.
+    /// Counts a receive turn that took `received` frames out of at most `quota`.
     #[inline]
-    pub(crate) fn on_round(&mut self, received: usize) {
-        self.received += received as u64;
-        self.idle_rounds += u64::from(received == 0);
+    pub(crate) fn on_turn(&mut self, received: usize, quota: usize) {
+        self.backlog.on_turn(received, received < quota);
     }
 
     /// Records the fill of a queue in front of an application, in percent.
@@ -53,9 +45,8 @@ impl PressureMeter {
     /// Returns the pressure since the last call and starts the next period.
     ///
     /// An engine that runs inside the application's own calls has short queues under any load:
-    /// frames that it cannot process wait in the device. So a device that is never found empty
-    /// counts as a full queue. A device that is hardly ever empty counts as a queue between the
-    /// marks. Neither counts if only a few frames arrived.
+    /// frames that it cannot process wait in the device. A device that drops early knows itself
+    /// whether it ran out of admitted frames, before it polled for more.
     ///
     /// `early_drop` is the work of a device that drops early.
     pub(crate) fn take(
@@ -69,23 +60,18 @@ impl PressureMeter {
         let served_now = served.saturating_sub(self.served);
         let work = early_drop.zip(self.early_drop).map(|(now, before)| now.since(&before));
         let rx_missed_permille = work.map_or(0, |work| work.rx_missed_permille(served_now));
+        if let Some(emptied) = work.and_then(|work| work.times_emptied) {
+            self.backlog.set_emptied(emptied);
+        }
         let pressure = Pressure {
             served: served_now,
             late_drops: lost_late.saturating_sub(self.lost_late),
-            level_percent: self.max_level_percent.max(self.device_level_percent()),
+            level_percent: self.max_level_percent,
+            backlog_percent: self.backlog.take(),
             rx_missed_permille,
         };
         *self = Self { served, lost_late, early_drop, ..Self::default() };
         pressure
-    }
-
-    fn device_level_percent(&self) -> u32 {
-        match self.idle_rounds {
-            _ if self.received < MIN_BACKLOG_FRAMES => 0,
-            0 => 100,
-            rounds if rounds * EMPTY_POLL_NS * 20 < Config::PERIOD_NS => 50,
-            _ => 0,
-        }
     }
 }
 
@@ -94,6 +80,10 @@ impl EarlyDropWork {
         Self {
             examined: self.examined.saturating_sub(before.examined),
             rx_missed: self.rx_missed.saturating_sub(before.rx_missed),
+            times_emptied: self
+                .times_emptied
+                .zip(before.times_emptied)
+                .map(|(now, before)| now.saturating_sub(before)),
         }
     }
 
@@ -115,6 +105,7 @@ pub(crate) struct SecondaryCores {
     served: AtomicU64,
     lost_late: AtomicU64,
     max_level_percent: AtomicU32,
+    max_backlog_percent: AtomicU32,
     confirmed: Mutex<Vec<IpAddr>>,
 }
 
@@ -124,6 +115,7 @@ impl SecondaryCores {
         self.served.fetch_add(pressure.served, Ordering::Relaxed);
         self.lost_late.fetch_add(pressure.late_drops, Ordering::Relaxed);
         self.max_level_percent.fetch_max(pressure.level_percent, Ordering::Relaxed);
+        self.max_backlog_percent.fetch_max(pressure.backlog_percent, Ordering::Relaxed);
     }
 
     /// Adds a confirmed peer: it has proven to one core that it receives packets sent to its
@@ -141,6 +133,8 @@ impl SecondaryCores {
         pressure.late_drops += self.lost_late.swap(0, Ordering::Relaxed);
         let max_level_percent = self.max_level_percent.swap(0, Ordering::Relaxed);
         pressure.level_percent = pressure.level_percent.max(max_level_percent);
+        let max_backlog_percent = self.max_backlog_percent.swap(0, Ordering::Relaxed);
+        pressure.backlog_percent = pressure.backlog_percent.max(max_backlog_percent);
     }
 
     /// Returns the peers confirmed since the last call.
@@ -154,36 +148,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn never_empty_device_counts_as_full_queue() {
+    fn only_frames_left_after_each_full_quota_are_a_backlog() {
         let mut meter = PressureMeter::default();
         let mut counters = Counters { delivered: 100, ..Counters::default() };
-        meter.on_round(64);
+        meter.on_turn(64, 64);
         let busy = meter.take(&counters, None);
-        assert_eq!((busy.served, busy.level_percent), (100, 100));
-        meter.on_round(64);
-        meter.on_round(0);
-        assert_eq!(meter.take(&counters, None).level_percent, 50);
-        meter.on_round(64);
+        assert_eq!((busy.served, busy.level_percent, busy.backlog_percent), (100, 0, 100));
+        // Each poll finds something, but the server has room for more.
         for _ in 0..100 {
-            meter.on_round(0);
+            meter.on_turn(63, 64);
         }
         counters.drops.count(DropReason::SocketQueueFull);
         let calm = meter.take(&counters, None);
-        assert_eq!((calm.served, calm.late_drops, calm.level_percent), (0, 1, 0));
+        assert_eq!((calm.served, calm.late_drops, calm.backlog_percent), (0, 1, 0));
         meter.on_level(80);
         assert_eq!(meter.take(&counters, None).level_percent, 80);
     }
 
+    /// A poll of the device may fill the quota although the device had been emptied before.
     #[test]
-    fn few_waiting_frames_are_no_pressure() {
+    fn device_that_was_emptied_before_a_poll_has_no_backlog() {
         let mut meter = PressureMeter::default();
         let counters = Counters::default();
-        meter.on_round(5);
-        meter.on_round(10);
-        assert_eq!(meter.take(&counters, None).level_percent, 0);
-        meter.on_round(15);
-        meter.on_round(1);
-        assert_eq!(meter.take(&counters, None).level_percent, 100);
+        let work = |times_emptied| {
+            Some(EarlyDropWork { times_emptied: Some(times_emptied), ..EarlyDropWork::default() })
+        };
+        meter.take(&counters, work(3));
+        meter.on_turn(64, 64);
+        assert_eq!(meter.take(&counters, work(4)).backlog_percent, 0);
+        meter.on_turn(64, 64);
+        assert_eq!(meter.take(&counters, work(4)).backlog_percent, 100);
     }
 
     #[test]
@@ -192,7 +186,9 @@ mod tests {
             let mut meter = PressureMeter::default();
             let counters = Counters { delivered: 100, ..Counters::default() };
             meter.take(&Counters::default(), Some(EarlyDropWork::default()));
-            meter.take(&counters, Some(EarlyDropWork { examined, rx_missed })).rx_missed_permille
+            meter
+                .take(&counters, Some(EarlyDropWork { examined, rx_missed, times_emptied: None }))
+                .rx_missed_permille
         };
         assert_eq!(missed_permille(1000, 0), 0);
         assert_eq!(missed_permille(1000, 500), 333);

@@ -4,10 +4,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fastrand::Rng;
 use tidegate_device::Medium;
-use tidegate_device::admission::{ClassCounts, ClassLimit, EarlyDrop, MAX_CLASSES, RateLimit};
+use tidegate_device::admission::{ClassCounts, EarlyDrop, MAX_CLASSES};
 use tidegate_device::xdp::{XdpError, XdpGuard};
-use tidegate_engine::admission::install_classes;
-use tidegate_gate::admission::{Admission, Bucket, Config, PacketMeta, SourceId, SourceShare};
+use tidegate_engine::admission::{device_limits, install_classes};
+use tidegate_gate::admission::{
+    Admission, Config, LimitDecision, Limiter, Limits, PacketMeta, PacketRate, RateLimit,
+    RefusalReason, SourceId,
+};
 
 /// Loads the BPF program; `None` if this machine does not permit that.
 fn guard() -> Option<XdpGuard> {
@@ -167,11 +170,10 @@ fn admission(policy: &str, seed: u8) -> Admission {
     admission
 }
 
-fn configure(guard: &mut XdpGuard, admission: &Admission, limit: impl Fn(usize) -> ClassLimit) {
+fn configure(guard: &mut XdpGuard, admission: &Admission, limits: &Limits) {
     install_classes(admission, guard).unwrap();
     guard.set_known_sources(&admission.known_sources().words().collect::<Vec<_>>()).unwrap();
-    let limits: Vec<_> = (0..admission.classes().len()).map(limit).collect();
-    guard.set_limits(Some(&limits)).unwrap();
+    guard.set_limits(Some(&device_limits(limits))).unwrap();
 }
 
 #[test]
@@ -179,7 +181,7 @@ fn bpf_and_gate_classify_random_frames_alike() {
     for (seed, policy) in POLICIES.into_iter().enumerate() {
         let Some(mut guard) = guard() else { return };
         let admission = admission(policy, seed as u8);
-        configure(&mut guard, &admission, |_| ClassLimit::default());
+        configure(&mut guard, &admission, &Limits::UNLIMITED);
         let mut rng = Rng::with_seed(seed as u64);
         let mut expected = [ClassCounts::default(); MAX_CLASSES];
         for n in 0..20_000 {
@@ -200,80 +202,66 @@ fn bpf_and_gate_classify_random_frames_alike() {
 /// Interval so long that no bucket refills while the test runs.
 const NO_REFILL_INTERVAL_NS: u64 = 3_000_000_000_000;
 
-fn limit_packets(packets: u64) -> RateLimit {
-    RateLimit::Limited {
+fn rate_of_packets(packets: u64) -> PacketRate {
+    PacketRate {
         interval_ns: NO_REFILL_INTERVAL_NS,
         burst_ns: (packets - 1) * NO_REFILL_INTERVAL_NS,
     }
 }
 
+fn random_limits(rng: &mut Rng) -> Limits {
+    let mut limits = Limits::UNLIMITED;
+    limits.total = rng.bool().then(|| rate_of_packets(rng.u64(1..1000)));
+    for limit in &mut limits.classes {
+        limit.class = match rng.u8(0..6) {
+            0 => RateLimit::Unlimited,
+            1 => RateLimit::Closed,
+            2..4 => RateLimit::Limited(rate_of_packets(rng.u64(1..200))),
+            _ => RateLimit::Shared(rate_of_packets(rng.u64(1..200))),
+        };
+        if rng.bool() {
+            limit.source = RateLimit::Limited(rate_of_packets(rng.u64(1..20)));
+        }
+    }
+    limits
+}
+
 #[test]
 fn bpf_and_gate_admit_random_frames_alike() {
+    let mut over_share = 0;
     for seed in 0..20_u8 {
         let Some(mut guard) = guard() else { return };
         let admission = admission(POLICIES[usize::from(seed) % POLICIES.len()], seed);
         let mut rng = Rng::with_seed(seed.into());
-        let limits: Vec<_> = (0..MAX_CLASSES)
-            .map(|_| ClassLimit {
-                class: match rng.u8(0..4) {
-                    0 => RateLimit::Unlimited,
-                    1 => RateLimit::Closed,
-                    _ => limit_packets(rng.u64(1..200)),
-                },
-                source: if rng.bool() {
-                    RateLimit::Unlimited
-                } else {
-                    limit_packets(rng.u64(1..20))
-                },
-            })
-            .collect();
-        configure(&mut guard, &admission, |class| limits[class]);
-        let mut model = GuardModel::new(&admission);
+        let limits = random_limits(&mut rng);
+        configure(&mut guard, &admission, &limits);
+        let mut limiter = Limiter::new(admission.source_key());
+        let mut expected = [ClassCounts::default(); MAX_CLASSES];
         for _ in 0..1500 {
             let frame = frame(&mut rng);
             let meta = PacketMeta::parse(Medium::Ethernet, &frame);
             let class = admission.classify(&meta);
-            let admitted = model.admit(class, &limits[class], meta.source_id());
+            // Any time works, since the intervals are so long.
+            let decision = limiter.decide(1 << 60, &limits, class, meta.source_id());
+            let admitted = matches!(decision, LimitDecision::Admit { .. });
             assert_eq!(guard.try_frame(&frame).unwrap(), admitted, "{meta:?} {frame:x?}");
+            count(&mut expected[class], decision);
         }
-        assert_eq!(guard.counts().unwrap(), model.counts);
+        over_share += expected.iter().map(|counts| counts.admitted_over_share).sum::<u64>();
+        assert_eq!(guard.counts().unwrap(), expected);
     }
+    assert!(over_share > 100, "{over_share} frames of sources above their share were admitted");
 }
 
-/// Model of the BPF program, built from parts of the gate.
-struct GuardModel {
-    buckets: [Bucket; MAX_CLASSES],
-    shares: SourceShare,
-    counts: [ClassCounts; MAX_CLASSES],
-}
-
-impl GuardModel {
-    fn new(admission: &Admission) -> Self {
-        Self {
-            buckets: [Bucket::default(); MAX_CLASSES],
-            shares: SourceShare::new(admission.source_key()),
-            counts: [ClassCounts::default(); MAX_CLASSES],
+fn count(counts: &mut ClassCounts, decision: LimitDecision) {
+    match decision {
+        LimitDecision::Admit { over_share } => {
+            counts.admitted += 1;
+            counts.admitted_over_share += u64::from(over_share);
         }
-    }
-
-    fn admit(&mut self, class: usize, limit: &ClassLimit, source: SourceId) -> bool {
-        // Any time works, since the intervals are so long.
-        let now_ns = 1 << 60;
-        let counts = &mut self.counts[class];
-        let RateLimit::Limited { interval_ns, burst_ns } = limit.class else {
-            let open = limit.class == RateLimit::Unlimited;
-            *(if open { &mut counts.admitted } else { &mut counts.refused_closed }) += 1;
-            return open;
-        };
-        if let RateLimit::Limited { interval_ns, burst_ns } = limit.source
-            && !self.shares.allow(now_ns, source, class, interval_ns, burst_ns)
-        {
-            counts.refused_source_share += 1;
-            return false;
-        }
-        let taken = self.buckets[class].allow(now_ns, interval_ns, burst_ns);
-        *(if taken { &mut counts.admitted } else { &mut counts.refused_rate }) += 1;
-        taken
+        LimitDecision::Refuse(RefusalReason::ClassClosed) => counts.refused_closed += 1,
+        LimitDecision::Refuse(RefusalReason::ClassRate) => counts.refused_rate += 1,
+        LimitDecision::Refuse(RefusalReason::SourceShare) => counts.refused_source_share += 1,
     }
 }
 

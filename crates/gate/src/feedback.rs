@@ -10,6 +10,10 @@
 //! retried at the same time, and only after receiving went on for long enough. However many
 //! readers are stalled, and however rarely the clock is read, the pause is no longer than for
 //! one reader.
+//!
+//! Where independent applications share the processor that receives, a pause for one of them takes
+//! packets from all others. There the pauses are bounded in time ([`Feedback::bound_pauses`]),
+//! however many readers are slow and however much each of them reads.
 
 /// Maximum number of watched queues. Queues that fill beyond it drop on overflow, as without
 /// feedback.
@@ -19,6 +23,9 @@ const MAX_WATCHED_QUEUES: usize = 256;
 /// reader. It doubles with each failed retry, up to a maximum number of doublings.
 const RETRY_AFTER_TIMEOUTS: u64 = 8;
 const MAX_RETRY_DOUBLINGS: u32 = 4;
+
+/// Minimum time without a pause after a bounded pause, as a multiple of the pause.
+const UNPAUSED_PER_PAUSED: u64 = 9;
 
 /// Identifier of a queue between the stack and an application, chosen by the caller.
 pub type QueueId = u64;
@@ -34,6 +41,41 @@ pub(crate) struct Feedback {
     /// Start of the time in which receiving goes on without a pause; `None` while receiving is
     /// paused.
     unpaused_since_ns: Option<u64>,
+    /// Bound on pauses, where independent applications share the processor.
+    bound: Option<PauseBound>,
+}
+
+/// Bound on pauses: at most one timeout at a time, and a tenth of the time.
+#[derive(Clone, Copy, Debug, Default)]
+struct PauseBound {
+    /// Start of the current pause.
+    since_ns: Option<u64>,
+    /// Time before which no pause begins.
+    next_ns: u64,
+}
+
+impl PauseBound {
+    /// Returns the end of the pause, at most `timeout_ns` after its start, if receiving may be
+    /// paused at `now_ns`. Without the bound it would be paused until `wanted_ns`.
+    fn limit(&mut self, now_ns: u64, wanted_ns: Option<u64>, timeout_ns: u64) -> Option<u64> {
+        let rest_ns = timeout_ns.saturating_mul(UNPAUSED_PER_PAUSED);
+        // A clock that stepped back must extend neither a pause nor the time without one.
+        self.next_ns = self.next_ns.min(now_ns.saturating_add(rest_ns));
+        let since_ns = self.since_ns.map_or(now_ns, |since_ns| since_ns.min(now_ns));
+        let end_ns = since_ns.saturating_add(timeout_ns);
+        let until_ns = wanted_ns.map(|until_ns| until_ns.min(end_ns));
+        let until_ns = until_ns.filter(|&until_ns| until_ns > now_ns && now_ns >= self.next_ns);
+        match (until_ns, self.since_ns) {
+            (Some(_), _) => self.since_ns = Some(since_ns),
+            (None, Some(_)) => {
+                let paused_ns = (now_ns - since_ns).min(timeout_ns);
+                self.next_ns = now_ns.saturating_add(paused_ns * UNPAUSED_PER_PAUSED);
+                self.since_ns = None;
+            }
+            (None, None) => {}
+        }
+        until_ns
+    }
 }
 
 /// Queue that went above the high mark and has not yet come down to the low mark.
@@ -52,13 +94,25 @@ struct WatchedQueue {
 
 impl Feedback {
     pub(crate) fn new(high_percent: u32, low_percent: u32, timeout_ns: u64) -> Self {
-        Self { high_percent, low_percent, timeout_ns, watched: Vec::new(), unpaused_since_ns: None }
+        Self {
+            high_percent,
+            low_percent,
+            timeout_ns,
+            watched: Vec::new(),
+            unpaused_since_ns: None,
+            bound: None,
+        }
     }
 
     /// Changes the marks. Watched queues stay watched by the old marks until their next report.
     pub(crate) fn set_marks(&mut self, high_percent: u32, low_percent: u32, timeout_ns: u64) {
         (self.high_percent, self.low_percent) = (high_percent, low_percent);
         self.timeout_ns = timeout_ns;
+    }
+
+    /// Bounds pauses: each by the timeout, and all together by a tenth of the time.
+    pub(crate) fn bound_pauses(&mut self) {
+        self.bound.get_or_insert_default();
     }
 
     /// Reports that a queue holds `packets` of `capacity`.
@@ -125,6 +179,9 @@ impl Feedback {
             watched.waiting_since_ns = Some(since_ns);
             let end_ns = since_ns.saturating_add(self.timeout_ns);
             until_ns = until_ns.max((end_ns > now_ns).then_some(end_ns));
+        }
+        if let Some(bound) = &mut self.bound {
+            until_ns = bound.limit(now_ns, until_ns, self.timeout_ns);
         }
         self.unpaused_since_ns = match (until_ns, self.unpaused_since_ns) {
             (Some(_), _) => None,
@@ -275,6 +332,51 @@ mod tests {
         }
         feedback.on_level(20 * MS, 1, 8, 32);
         assert_eq!(feedback.paused_until(20 * MS), None);
+    }
+
+    /// A reader that takes a little again and again, and one that keeps up, on shared processors.
+    #[test]
+    fn bounded_pauses_take_a_tenth_of_the_time_however_much_is_read() {
+        const CAPACITY: u32 = 4096;
+        for reads in [0, 4, 400, 4000] {
+            let mut feedback = feedback();
+            feedback.bound_pauses();
+            let (mut paused, mut longest, mut current) = (0, 0, 0);
+            let mut level = CAPACITY;
+            for step in 0..100_000 {
+                let now_ns = step * MS / 100;
+                if step % 90 == 0 {
+                    level = level.saturating_sub(reads);
+                    feedback.on_level(now_ns, 1, level, CAPACITY);
+                }
+                let is_paused = feedback.paused_until(now_ns).is_some();
+                paused += u32::from(is_paused);
+                current = if is_paused { current + 1 } else { 0 };
+                longest = longest.max(current);
+                if !is_paused {
+                    level = CAPACITY;
+                    feedback.on_level(now_ns, 1, level, CAPACITY);
+                }
+            }
+            assert!(paused <= 10_100, "{reads}: paused for {paused} of 100,000 steps");
+            assert!(longest <= 100, "{reads}: {longest} steps at a time");
+            assert!(reads == 0 || paused > 1_000, "{reads}: paused for {paused} steps");
+        }
+    }
+
+    #[test]
+    fn clock_jump_extends_no_bounded_pause() {
+        let mut feedback = feedback();
+        feedback.bound_pauses();
+        feedback.on_level(1000 * MS, 1, 32, 32);
+        assert_eq!(feedback.paused_until(1000 * MS), Some(1001 * MS));
+        assert_eq!(feedback.paused_until(1001 * MS), None);
+        feedback.on_level(0, 1, 31, 32);
+        let paused = (0..100).filter(|&ms| {
+            feedback.on_level(ms * MS, 1, 31 - (ms % 2) as u32, 32);
+            feedback.paused_until(ms * MS).is_some()
+        });
+        assert!((5..=11).contains(&paused.count()), "back by a second");
     }
 
     #[test]

@@ -228,6 +228,13 @@ impl Gate {
         }
     }
 
+    /// Bounds the pauses of feedback: a tenth of the time, and at most the timeout each. To be called
+    /// where independent applications share the processor, so that a slow reader costs the others
+    /// little. Without it a reader on the same processor gets the time that it needs.
+    pub fn bound_pauses(&mut self) {
+        self.feedback.bound_pauses();
+    }
+
     /// True if a queue went above its high mark and has not come down to the low mark. Its level
     /// is then to be reported on every change.
     #[inline]

@@ -1,4 +1,6 @@
-//! Admission control in front of the simulated NIC.
+//! Admission control of the simulated host, in front of the NIC or in the polling loop.
+
+use std::net::IpAddr;
 
 use tidegate_gate::admission::{Admission, AdmissionVerdict, PacketKind, PacketMeta, Pressure};
 use tidegate_wire::Protocol;
@@ -15,10 +17,21 @@ pub(crate) struct AdmissionStage {
     admission: Admission,
     family: IpFamily,
     readers: u32,
-    /// Packets served, and packets lost after work was spent on them or for want of a descriptor,
-    /// when the period began.
-    served: u64,
-    late_drops: u64,
+    /// Totals when the period began.
+    totals: LoadTotals,
+}
+
+/// Totals of a core since its start.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct LoadTotals {
+    /// Packets served.
+    pub(crate) served: u64,
+    /// Packets lost after work was spent on them.
+    pub(crate) late_drops: u64,
+    /// Packets that arrived.
+    pub(crate) offered: u64,
+    /// Packets lost on a full receive ring.
+    pub(crate) rx_missed: u64,
 }
 
 impl AdmissionStage {
@@ -31,11 +44,12 @@ impl AdmissionStage {
             HostRole::Router { .. } => IpFamily::V4,
         };
         let admission = Admission::new(config, key)?;
-        Ok(Some(Self { admission, family, readers: setup.readers, served: 0, late_drops: 0 }))
+        Ok(Some(Self { admission, family, readers: setup.readers, totals: LoadTotals::default() }))
     }
 
     fn packet_meta(&self, packet: Packet) -> PacketMeta {
-        let ((source, _), (_, port)) = flow_endpoints(self.family, packet.flow, self.readers);
+        let (_, (_, port)) = flow_endpoints(self.family, packet.flow, self.readers);
+        let source = source_of(self.family, packet.flow);
         let packet_bytes = match self.family {
             IpFamily::V4 => 46,
             IpFamily::V6 => 56,
@@ -61,22 +75,36 @@ impl AdmissionStage {
         true
     }
 
-    /// Reports the measurements of a period to the admission controller. `served` and
-    /// `late_drops` are totals; `level_percent` is the fill level of the fullest queue.
+    /// Reports the measurements of a period to the admission controller. `level_percent` is the
+    /// fill level of the fullest queue; `backlog_percent` is the share of the
+    /// receive turns that left packets.
     pub(crate) fn on_period(
         &mut self,
         clock_ns: u64,
-        served: u64,
-        late_drops: u64,
+        totals: LoadTotals,
         level_percent: u32,
+        backlog_percent: u32,
     ) {
+        let before = std::mem::replace(&mut self.totals, totals);
+        let rx_missed = totals.rx_missed - before.rx_missed;
+        let arrived = (totals.offered - before.offered).max(1);
         let pressure = Pressure {
-            served: served - self.served,
-            late_drops: late_drops - self.late_drops,
+            served: totals.served - before.served,
+            late_drops: totals.late_drops - before.late_drops,
             level_percent,
-            rx_missed_permille: 0,
+            backlog_percent,
+            rx_missed_permille: (rx_missed * 1000 / arrived).min(1000) as u32,
         };
-        (self.served, self.late_drops) = (served, late_drops);
         self.admission.on_period(clock_ns, &pressure);
+    }
+}
+
+/// Source address of a flow for admission control, in the networks of [`flow_endpoints`]: each
+/// flow is a source of its own.
+fn source_of(family: IpFamily, flow: u32) -> IpAddr {
+    let (high, low) = ((flow >> 8) as u8, flow as u8);
+    match family {
+        IpFamily::V4 => [198, 18, high, low].into(),
+        IpFamily::V6 => [0x2001, 2, 0, flow as u16, 0, 0, 0, 1].into(),
     }
 }

@@ -1,6 +1,6 @@
 //! Offered load: packets at a rate, in an arrival pattern, from many flows.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -115,10 +115,13 @@ pub(crate) struct PacketGenerator {
     /// Time at which the link becomes idle.
     link_free_ns: u64,
     next: Option<Packet>,
+    /// Number of the first flow.
+    first_flow: u32,
 }
 
 impl PacketGenerator {
-    pub(crate) fn new(load: OfferedLoad, link: Link, seed: u64) -> Self {
+    /// Creates a generator of the flows from `first_flow` on.
+    pub(crate) fn new(load: OfferedLoad, link: Link, seed: u64, first_flow: u32) -> Self {
         let mut generator = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
             load,
@@ -127,6 +130,7 @@ impl PacketGenerator {
             burst_remaining: 0,
             link_free_ns: 0,
             next: None,
+            first_flow,
         };
         generator.next = generator.draw();
         generator
@@ -169,7 +173,12 @@ impl PacketGenerator {
         let arrived_ns = ((self.due >> FRACTION_BITS) as u64).max(self.link_free_ns);
         self.link_free_ns = arrived_ns + self.frame_ns;
         let flow = ((u64::from(self.rng.next_u32()) * u64::from(self.load.flows)) >> 32) as u32;
-        Some(Packet { arrived_ns, flow })
+        Some(Packet { arrived_ns, flow: self.first_flow + flow })
+    }
+
+    /// Arrival time of the next packet, if there is one.
+    pub(crate) fn next_arrival_ns(&self) -> Option<u64> {
+        self.next.map(|packet| packet.arrived_ns)
     }
 }
 
@@ -238,7 +247,7 @@ pub(crate) fn flow_endpoints(
     flow: u32,
     readers: u32,
 ) -> ((IpAddr, u16), (IpAddr, u16)) {
-    let (low, port) = (flow as u8, 1024 + (flow >> 8) as u16);
+    let (low, port) = (flow as u8, FIRST_SOURCE_PORT + (flow >> 8) as u16);
     let destination_port = FIRST_READER_PORT + reader_of_flow(flow, readers) as u16;
     match family {
         IpFamily::V4 => {
@@ -251,10 +260,22 @@ pub(crate) fn flow_endpoints(
     }
 }
 
+/// Returns the flow with this source: the inverse of [`flow_endpoints`].
+pub(crate) fn flow_of_source(source: SocketAddr) -> u32 {
+    let low = match source.ip() {
+        IpAddr::V4(v4) => v4.octets()[3],
+        IpAddr::V6(v6) => v6.octets()[15],
+    };
+    u32::from(source.port().saturating_sub(FIRST_SOURCE_PORT)) << 8 | u32::from(low)
+}
+
 /// Returns the reader of a flow.
 pub(crate) fn reader_of_flow(flow: u32, readers: u32) -> usize {
     (flow % readers.max(1)) as usize
 }
+
+/// First source port.
+const FIRST_SOURCE_PORT: u16 = 1024;
 
 /// UDP port of the first reader.
 pub(crate) const FIRST_READER_PORT: u16 = 4000;
@@ -266,7 +287,7 @@ mod tests {
     const GIGABIT: Link = Link { bits_per_second: 1_000_000_000 };
 
     fn arrivals(load: OfferedLoad, end_ns: u64) -> Vec<u64> {
-        let mut generator = PacketGenerator::new(load, GIGABIT, 7);
+        let mut generator = PacketGenerator::new(load, GIGABIT, 7, 0);
         std::iter::from_fn(|| generator.next_before(end_ns)).map(|p| p.arrived_ns).collect()
     }
 
@@ -299,7 +320,7 @@ mod tests {
     fn hash_agrees_with_the_published_rss_examples() {
         let hash = |source: &str, destination: &str| {
             let end = |text: &str| {
-                let address: std::net::SocketAddr = text.parse().unwrap();
+                let address: SocketAddr = text.parse().unwrap();
                 (address.ip(), address.port())
             };
             ToeplitzHash.hash(end(source), end(destination))

@@ -2,7 +2,9 @@
 
 use crate::application::ReaderState;
 use crate::error::SetupError;
-use crate::load::{IpFamily, Link, OfferedLoad, PacketGenerator, ToeplitzHash, flow_endpoints};
+use crate::load::{
+    IpFamily, Link, OfferedLoad, Packet, PacketGenerator, ToeplitzHash, flow_endpoints,
+};
 use crate::report::SimReport;
 use crate::setup::{HostRole, Setup};
 use crate::sim_core::SimCore;
@@ -24,6 +26,10 @@ use crate::sim_core::SimCore;
 pub struct Machine {
     cores: Vec<SimCore>,
     generator: PacketGenerator,
+    /// Generator of the further source, if there is one.
+    peer: Option<PacketGenerator>,
+    /// Number of flows of the offered load; those of the further source follow.
+    flows: u32,
     link: Link,
     /// Core of each flow.
     core_of: Vec<u32>,
@@ -45,15 +51,19 @@ impl Machine {
             HostRole::Udp { family, .. } | HostRole::Closed { family } => family,
             HostRole::Router { .. } => IpFamily::V4,
         };
-        let core_of = (0..setup.load.flows)
+        let core_of = (0..setup.flows())
             .map(|flow| {
                 let (source, destination) = flow_endpoints(family, flow, setup.readers);
                 ToeplitzHash.hash(source, destination) % setup.cores
             })
             .collect();
         let before = SimReport::new(setup.cores, setup.readers as usize, setup.background.len());
-        let generator = PacketGenerator::new(setup.load, setup.link, setup.seed);
-        Ok(Self { cores, generator, link: setup.link, core_of, now_ns: 0, before })
+        let generator = PacketGenerator::new(setup.load, setup.link, setup.seed, 0);
+        let flows = setup.load.flows;
+        let peer_seed = setup.seed.wrapping_add(1);
+        let peer =
+            setup.peer_load.map(|load| PacketGenerator::new(load, setup.link, peer_seed, flows));
+        Ok(Self { cores, generator, peer, flows, link: setup.link, core_of, now_ns: 0, before })
     }
 
     /// Changes the rate and the arrival pattern of the load. The number of flows stays the same.
@@ -61,7 +71,7 @@ impl Machine {
     /// # Errors
     /// As [`Machine::new`].
     pub fn set_load(&mut self, load: OfferedLoad) -> Result<(), SetupError> {
-        let load = OfferedLoad { flows: self.core_of.len() as u32, ..load };
+        let load = OfferedLoad { flows: self.flows, ..load };
         load.check(self.link)?;
         self.generator.set_load(self.now_ns, load);
         Ok(())
@@ -91,7 +101,7 @@ impl Machine {
     pub fn run(&mut self, duration_ns: u64) -> SimReport {
         self.cores.iter_mut().for_each(SimCore::reset_latency);
         let end_ns = self.now_ns.saturating_add(duration_ns);
-        while let Some(packet) = self.generator.next_before(end_ns) {
+        while let Some(packet) = self.next_before(end_ns) {
             let index = self.core_of.get(packet.flow as usize).map_or(0, |&core| core as usize);
             let core = &mut self.cores[index];
             core.run_until(packet.arrived_ns);
@@ -103,6 +113,16 @@ impl Machine {
         let report = total.clone().since(&self.before);
         self.before = total;
         report
+    }
+
+    /// Returns the next packet of both loads that arrives before `end_ns`.
+    fn next_before(&mut self, end_ns: u64) -> Option<Packet> {
+        let Some(peer) = &mut self.peer else { return self.generator.next_before(end_ns) };
+        let arrival_ns =
+            |generator: &PacketGenerator| generator.next_arrival_ns().unwrap_or(u64::MAX);
+        let peer_is_next = arrival_ns(peer) < arrival_ns(&self.generator);
+        let next = if peer_is_next { peer } else { &mut self.generator };
+        next.next_before(end_ns)
     }
 
     /// Returns the report since time 0; the latency is that of the last [`Machine::run`].

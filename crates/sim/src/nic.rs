@@ -70,6 +70,17 @@ impl Nic {
         self.received.pop_front()
     }
 
+    /// Number of receive descriptors.
+    pub(crate) fn capacity(&self) -> usize {
+        self.receive_ring
+    }
+
+    /// Oldest received packet.
+    #[inline]
+    pub(crate) fn first(&self) -> Option<Packet> {
+        self.received.front().copied()
+    }
+
     /// Number of received packets to be taken.
     pub(crate) fn waiting(&self) -> usize {
         self.received.len()

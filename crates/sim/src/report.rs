@@ -69,6 +69,10 @@ pub struct SimReport {
     pub offered: u64,
     /// Packets that were served: processed by the service, or sent on the link of the router.
     pub delivered: u64,
+    /// Packets of the further source ([`crate::Setup::peer_load`]) that arrived.
+    pub peer_offered: u64,
+    /// Packets of the further source that a UDP service processed.
+    pub peer_delivered: u64,
     /// Packets served by each reader of a UDP service.
     pub delivered_by_reader: Vec<u64>,
     /// Packets that the service replied to.
@@ -98,6 +102,8 @@ impl SimReport {
             cores,
             offered: 0,
             delivered: 0,
+            peer_offered: 0,
+            peer_delivered: 0,
             delivered_by_reader: vec![0; readers],
             answered: 0,
             drops: [0; DropPoint::ALL.len()],
@@ -158,6 +164,8 @@ impl SimReport {
         self.duration_ns -= earlier.duration_ns;
         self.offered -= earlier.offered;
         self.delivered -= earlier.delivered;
+        self.peer_offered -= earlier.peer_offered;
+        self.peer_delivered -= earlier.peer_delivered;
         for (delivered, before) in
             self.delivered_by_reader.iter_mut().zip(&earlier.delivered_by_reader)
         {

@@ -31,6 +31,10 @@ pub struct Costs {
     pub transmit_ns: u64,
     /// Reclaiming the descriptor of a sent packet.
     pub transmit_done_ns: u64,
+    /// Refusing a packet by admission control when polling. 0: packets are examined in front of
+    /// the NIC, at no cost. Otherwise they wait in the receive ring until the polling loop examines
+    /// them, as those that a program on the interface refuses.
+    pub refuse_ns: u64,
 }
 
 impl Default for Costs {
@@ -48,6 +52,7 @@ impl Default for Costs {
             work_ns: 500,
             transmit_ns: 200,
             transmit_done_ns: 50,
+            refuse_ns: 0,
         }
     }
 }
@@ -165,6 +170,8 @@ pub struct Setup {
     pub quantum_ns: u64,
     /// Offered load.
     pub load: OfferedLoad,
+    /// Load of a further source, counted apart; `None` is no such source.
+    pub peer_load: Option<OfferedLoad>,
     /// Seed of all random numbers.
     pub seed: u64,
 }
@@ -193,6 +200,7 @@ impl Default for Setup {
             tick: None,
             quantum_ns: 4_000_000,
             load: OfferedLoad::default(),
+            peer_load: None,
             seed: 1,
         }
     }
@@ -224,7 +232,16 @@ impl Setup {
         if mode == Mode::Dedicated && (has_process || !self.background.is_empty()) {
             return Err(SetupError::DedicatedHasNoPrograms);
         }
+        if let Some(peer_load) = self.peer_load {
+            peer_load.check(self.link)?;
+            OfferedLoad { flows: self.flows(), ..self.load }.check(self.link)?;
+        }
         self.load.check(self.link)
+    }
+
+    /// Number of flows of both loads.
+    pub(crate) fn flows(&self) -> u32 {
+        self.load.flows.saturating_add(self.peer_load.map_or(0, |load| load.flows))
     }
 
     fn check_sizes(&self) -> Result<(), SetupError> {
@@ -262,6 +279,7 @@ impl Setup {
             ("read-ns", costs.read_ns),
             ("transmit-ns", costs.transmit_ns),
             ("transmit-done-ns", costs.transmit_done_ns),
+            ("refuse-ns", costs.refuse_ns),
             ("interrupt-gap-ns", self.interrupt_gap_ns),
         ];
         let timers = self.background.iter().filter_map(|task| match *task {

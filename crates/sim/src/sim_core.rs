@@ -45,6 +45,7 @@ pub(crate) struct SimCore {
     nic: Nic,
     service: Service,
     admission_stage: Option<AdmissionStage>,
+    backlog_meter: admission::BacklogMeter,
     /// Offset of the clock given to the gate and the stack from virtual time.
     skew_ns: i64,
     handler: InterruptHandler,
@@ -61,6 +62,10 @@ pub(crate) struct SimCore {
     background: Vec<BackgroundState>,
     offered: u64,
     delivered: u64,
+    /// First flow of the further source, and its packets that arrived and were served.
+    peer_flow: u32,
+    peer_offered: u64,
+    peer_delivered: u64,
     answered: u64,
     drops: [u64; DropPoint::ALL.len()],
     latency_ns: Histogram<u64>,
@@ -117,6 +122,7 @@ impl SimCore {
             nic,
             service,
             admission_stage: AdmissionStage::new(setup, seed)?,
+            backlog_meter: admission::BacklogMeter::default(),
             skew_ns: 0,
             handler: InterruptHandler::Enter,
             software_running: false,
@@ -127,6 +133,9 @@ impl SimCore {
             background,
             offered: 0,
             delivered: 0,
+            peer_flow: setup.load.flows,
+            peer_offered: 0,
+            peer_delivered: 0,
             answered: 0,
             drops: [0; DropPoint::ALL.len()],
             latency_ns: latency_histogram(),
@@ -204,6 +213,8 @@ impl SimCore {
     pub(crate) fn add_to(&self, report: &mut SimReport) {
         report.offered += self.offered;
         report.delivered += self.delivered;
+        report.peer_offered += self.peer_offered;
+        report.peer_delivered += self.peer_delivered;
         for (sum, application) in report.delivered_by_reader.iter_mut().zip(&self.applications) {
             *sum += application.delivered;
         }

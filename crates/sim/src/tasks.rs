@@ -55,6 +55,10 @@ pub(crate) struct PollLoop {
     pub(crate) turn: Option<(Turn, u32)>,
     /// The turn has just begun, and the loop is checking the ring.
     pub(crate) checking_ring: bool,
+    /// The current packet is being refused.
+    pub(crate) refusing: bool,
+    /// Number of packets refused in the turn.
+    pub(crate) refused: usize,
 }
 
 /// State of a background task.

@@ -10,7 +10,9 @@ use tidegate_wire::{
 };
 
 use crate::error::SetupError;
-use crate::load::{FIRST_READER_PORT, IpFamily, Packet, flow_endpoints, reader_of_flow};
+use crate::load::{
+    FIRST_READER_PORT, IpFamily, Packet, flow_endpoints, flow_of_source, reader_of_flow,
+};
 
 /// Maximum number of frames in the stack's transmit queue.
 const TRANSMIT_FRAMES: usize = 512;
@@ -31,6 +33,17 @@ pub(crate) struct UdpService {
     frame: Vec<u8>,
     /// Packets lost for want of a buffer, or when their reader exited.
     lost: u64,
+}
+
+/// Datagram that a reader has finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ServedDatagram {
+    /// Arrival time at the NIC.
+    pub(crate) arrived_ns: u64,
+    /// Flow number.
+    pub(crate) flow: u32,
+    /// A requested reply was sent.
+    pub(crate) answered: bool,
 }
 
 /// Socket of a reader.
@@ -136,14 +149,13 @@ impl UdpService {
         }
     }
 
-    /// Finishes the datagram in processing. Returns its arrival time, and whether a requested reply
-    /// was sent.
+    /// Finishes the datagram in processing; replies to it if `answers`.
     pub(crate) fn finish(
         &mut self,
         now_ns: u64,
         reader: usize,
         answers: bool,
-    ) -> Option<(u64, bool)> {
+    ) -> Option<ServedDatagram> {
         let reader = self.readers.get_mut(reader)?;
         let datagram = reader.current.take()?;
         let stamp = datagram.bytes(&self.arena).first_chunk::<8>().copied().unwrap_or_default();
@@ -152,8 +164,9 @@ impl UdpService {
                 let to = Some(datagram.remote);
                 self.stack.udp_send(now_ns, &mut self.arena, socket, to, None, &stamp).is_ok()
             });
+        let flow = flow_of_source(datagram.remote);
         datagram.release(&mut self.arena);
-        Some((u64::from_be_bytes(stamp), answered))
+        Some(ServedDatagram { arrived_ns: u64::from_be_bytes(stamp), flow, answered })
     }
 
     /// Takes the next frame to transmit. Returns false if there is none.
@@ -252,7 +265,10 @@ mod tests {
             assert_eq!((service.socket_drops(), service.other_drops()), (1, 0));
             for flow in [3, 700] {
                 assert!(service.read(0));
-                assert_eq!(service.finish(3_000_000, 0, true), Some((1_000_000 + flow, true)));
+                let flow = flow as u32;
+                let arrived_ns = 1_000_000 + u64::from(flow);
+                let served = Some(ServedDatagram { arrived_ns, flow, answered: true });
+                assert_eq!(service.finish(3_000_000, 0, true), served);
             }
             assert!(!service.read(0));
             assert!(service.next_output(), "replies wait for the NIC");

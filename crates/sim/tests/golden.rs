@@ -164,6 +164,7 @@ fn router(name: &str, settings: Settings, filter: bool, change: impl FnOnce(&mut
         work_ns: 100_000,
         transmit_ns: 30_000,
         transmit_done_ns: 10_000,
+        refuse_ns: 0,
     };
     let mut setup = Setup {
         gate: settings,

@@ -34,6 +34,8 @@ enum ProtectPart {
     TimeLine,
     /// Service of a known client among unknown sources
     Admission,
+    /// Total service with admission and without
+    Conserve,
 }
 
 impl From<ProtectPart> for protect::ProtectPart {
@@ -42,6 +44,7 @@ impl From<ProtectPart> for protect::ProtectPart {
             ProtectPart::Levels => Self::Levels,
             ProtectPart::TimeLine => Self::TimeLine,
             ProtectPart::Admission => Self::Admission,
+            ProtectPart::Conserve => Self::Conserve,
         }
     }
 }

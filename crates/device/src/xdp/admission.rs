@@ -5,19 +5,23 @@ use std::io;
 use aya::Ebpf;
 use aya::maps::{Array, MapData, MapError, PerCpuArray};
 
-use crate::admission::{ClassCounts, ClassLimit, Classifier, MAX_CLASSES, MAX_RULES, RateLimit};
+use crate::admission::{ClassCounts, Classifier, Limits, MAX_CLASSES, MAX_RULES, RateLimit};
 
 /// `KNOWN_WORDS` of the BPF program, in 64-bit words.
 const KNOWN_WORDS: usize = 16_384;
 /// 64-bit words of a `struct rule`, and of `struct rules` before its first rule.
 const RULE_WORDS: usize = 7;
 const RULES_HEADER_WORDS: usize = 5;
+/// 64-bit words of a `struct pace`.
+const RATE_WORDS: usize = 3;
+/// `VERDICTS` of the BPF program.
+const VERDICTS: usize = 5;
 
 /// `struct rules`, `struct limits`, `struct known` and `struct counts`.
 type RulesValue = [u64; RULES_HEADER_WORDS + RULE_WORDS * MAX_RULES];
-type LimitsValue = [u64; 6 * MAX_CLASSES];
+type LimitsValue = [u64; RATE_WORDS + 2 * RATE_WORDS * MAX_CLASSES];
 type KnownValue = [u64; KNOWN_WORDS];
-type CountsValue = [u64; 4 * MAX_CLASSES];
+type CountsValue = [u64; VERDICTS * MAX_CLASSES];
 
 /// Admission maps of one BPF program.
 pub(super) struct AdmissionMaps {
@@ -86,7 +90,7 @@ impl AdmissionMaps {
         Ok(())
     }
 
-    pub(super) fn set_limits(&mut self, limits: &[ClassLimit]) -> io::Result<()> {
+    pub(super) fn set_limits(&mut self, limits: &Limits) -> io::Result<()> {
         self.limits.set(0, limits_value(limits), 0).map_err(io::Error::other)
     }
 
@@ -94,8 +98,9 @@ impl AdmissionMaps {
         let mut counts = [ClassCounts::default(); MAX_CLASSES];
         let values = self.counts.get(&0, 0).map_err(io::Error::other)?;
         for value in values.iter() {
-            for (to, from) in counts.iter_mut().zip(value.chunks_exact(4)) {
-                to.admitted += from[0];
+            for (to, from) in counts.iter_mut().zip(value.chunks_exact(VERDICTS)) {
+                to.admitted += from[0] + from[4];
+                to.admitted_over_share += from[4];
                 to.refused_closed += from[1];
                 to.refused_rate += from[2];
                 to.refused_source_share += from[3];
@@ -136,19 +141,21 @@ fn rules_value(classifier: &Classifier, known_bits: u64) -> RulesValue {
     value
 }
 
-fn limits_value(limits: &[ClassLimit]) -> LimitsValue {
-    let mut value = [0; 6 * MAX_CLASSES];
-    for (to, limit) in value.chunks_exact_mut(6).zip(limits) {
-        to[..3].copy_from_slice(&rate_limit_words(limit.class));
-        to[3..].copy_from_slice(&rate_limit_words(limit.source));
+fn limits_value(limits: &Limits) -> LimitsValue {
+    let mut value = [0; RATE_WORDS + 2 * RATE_WORDS * MAX_CLASSES];
+    let classes = limits.classes.iter().flat_map(|limit| [limit.class, limit.source]);
+    let rates = std::iter::once(limits.total).chain(classes);
+    for (to, rate) in value.chunks_exact_mut(RATE_WORDS).zip(rates) {
+        to.copy_from_slice(&rate_limit_words(rate));
     }
     value
 }
 
-fn rate_limit_words(limit: RateLimit) -> [u64; 3] {
+fn rate_limit_words(limit: RateLimit) -> [u64; RATE_WORDS] {
     match limit {
         RateLimit::Unlimited => [0, 0, 0],
         RateLimit::Limited { interval_ns, burst_ns } => [interval_ns, burst_ns, 1],
         RateLimit::Closed => [0, 0, 2],
+        RateLimit::Shared { interval_ns, burst_ns } => [interval_ns, burst_ns, 3],
     }
 }

@@ -10,7 +10,7 @@ use aya::{Ebpf, EbpfError};
 use super::admission::{AdmissionMaps, take_map};
 use super::open::{attach, load_error};
 use super::{AttachMode, XdpError, XdpLink, sys};
-use crate::admission::{ClassCounts, ClassLimit, Classifier, EarlyDrop, MAX_CLASSES};
+use crate::admission::{ClassCounts, Classifier, EarlyDrop, Limits, MAX_CLASSES};
 use crate::netlink::Interface;
 
 /// Built from `bpf/guard.bpf.c` by `make -C bpf`.
@@ -108,7 +108,7 @@ impl EarlyDrop for XdpGuard {
         self.maps.set_known_sources(words)
     }
 
-    fn set_limits(&mut self, limits: Option<&[ClassLimit]>) -> io::Result<()> {
+    fn set_limits(&mut self, limits: Option<&Limits>) -> io::Result<()> {
         if let Some(limits) = limits {
             self.maps.set_limits(limits)?;
         }

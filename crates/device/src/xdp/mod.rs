@@ -49,7 +49,7 @@ use self::rx_missed::RxMissedCounters;
 use self::softirq_mode::{CHECK_INTERVAL, SoftirqMode};
 pub use self::steering::Steering;
 use self::traffic::TrafficMonitor;
-use crate::admission::{ClassCounts, ClassLimit, EarlyDrop, MAX_CLASSES};
+use crate::admission::{ClassCounts, EarlyDrop, Limits, MAX_CLASSES};
 pub use crate::steering::{SteeringRule, TransportProtocol};
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 
@@ -100,6 +100,8 @@ pub struct XdpDevice {
     readiness: OwnedFd,
     data_path: DataPath,
     rx_missed: RxMissedCounters,
+    /// Number of times that the RX rings had fewer frames than the quota.
+    times_emptied: u64,
     next_receive: usize,
     next_transmit: usize,
     /// Consecutive bursts of at least [`LARGE_BURST_FRAMES`] frames, or of the whole quota.
@@ -214,6 +216,7 @@ impl Device for XdpDevice {
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
         let mut received = self.receive_round(arena, burst, quota)?;
+        self.times_emptied += u64::from(received < quota);
         if self.program.is_limiting() {
             self.check_softirq_mode()?;
         }
@@ -332,7 +335,7 @@ impl EarlyDrop for XdpDevice {
         self.program.admission().set_known_sources(words)
     }
 
-    fn set_limits(&mut self, limits: Option<&[ClassLimit]>) -> io::Result<()> {
+    fn set_limits(&mut self, limits: Option<&Limits>) -> io::Result<()> {
         let was_limiting = self.program.is_limiting();
         self.program.set_limits(limits)?;
         if was_limiting != limits.is_some() {
@@ -352,6 +355,11 @@ impl EarlyDrop for XdpDevice {
             self.apply_softirq_mode()?;
         }
         Ok(counts)
+    }
+
+    fn times_emptied(&self) -> Option<u64> {
+        // Without the counters of missed frames only a full burst after a poll shows overload.
+        self.rx_missed.is_available().then_some(self.times_emptied)
     }
 
     fn rx_missed(&mut self) -> io::Result<u64> {

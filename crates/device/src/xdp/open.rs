@@ -57,6 +57,7 @@ pub(super) fn open(
         readiness,
         data_path,
         rx_missed: RxMissedCounters::open(&target),
+        times_emptied: 0,
         softirq_mode: SoftirqMode::new(0, (0, 0)),
         next_receive: 0,
         next_transmit: 0,

@@ -11,7 +11,7 @@ use super::SteeringCounters;
 use super::admission::{AdmissionMaps, take_map};
 use super::link::XdpLink;
 use super::steering::Steering;
-use crate::admission::ClassLimit;
+use crate::admission::Limits;
 use crate::steering::SteeringRule;
 
 /// Built from `bpf/steer.bpf.c` by `make -C bpf`.
@@ -175,7 +175,7 @@ impl SteeringProgram {
     }
 
     /// Sets the rate limits of the classes; `None` admits every frame.
-    pub(super) fn set_limits(&mut self, limits: Option<&[ClassLimit]>) -> io::Result<()> {
+    pub(super) fn set_limits(&mut self, limits: Option<&Limits>) -> io::Result<()> {
         if let Some(limits) = limits {
             self.admission.set_limits(limits)?;
         }

@@ -30,6 +30,11 @@ impl RxMissedCounters {
         Self(names.iter().filter_map(open).collect())
     }
 
+    /// True if the device has such counters.
+    pub(super) fn is_available(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     /// Frames missed so far.
     pub(super) fn read(&self) -> io::Result<u64> {
         let number = |file: &File| -> io::Result<u64> {

@@ -159,6 +159,7 @@ fn pressure(
             + since(|totals| totals.backlog_dropped)
             + u64::from(near_livelock),
         level_percent,
+        backlog_percent: 0,
         rx_missed_permille: 0,
     }
 }

@@ -1,5 +1,7 @@
 //! Rate limiter with a single number of state (GCRA).
 
+use super::class::PacketRate;
+
 /// Rate limiter: the generic cell rate algorithm (ITU-T I.371).
 ///
 /// The state is the time at which the next packet is due. A packet may arrive earlier than
@@ -34,12 +36,35 @@ impl Bucket {
         true
     }
 
+    /// True if a packet at `now_ns` is within the rate and its burst tolerance.
+    #[inline(always)]
+    pub(super) fn has_room(self, now_ns: u64, rate: PacketRate) -> bool {
+        let PacketRate { interval_ns, burst_ns } = rate;
+        self.due_ns(now_ns, interval_ns, burst_ns) <= now_ns.saturating_add(burst_ns)
+    }
+
+    /// True if a packet at `now_ns` is within the rate and half of its burst tolerance.
+    #[inline(always)]
+    pub(super) fn is_half_free(self, now_ns: u64, rate: PacketRate) -> bool {
+        let PacketRate { interval_ns, burst_ns } = rate;
+        self.due_ns(now_ns, interval_ns, burst_ns) <= now_ns.saturating_add(burst_ns / 2)
+    }
+
+    /// Counts a packet. A packet above the rate leaves the bucket full.
+    #[inline(always)]
+    pub(super) fn charge(&mut self, now_ns: u64, rate: PacketRate) {
+        let PacketRate { interval_ns, burst_ns } = rate;
+        let due_ns = self.due_ns(now_ns, interval_ns, burst_ns).max(now_ns);
+        let latest_ns = now_ns.saturating_add(burst_ns);
+        self.due_ns = due_ns.min(latest_ns).saturating_add(interval_ns);
+    }
+
     /// Time at which the next packet is due. A stored time later than any packet can have set
-    /// means that the clock jumped back or the rate was raised: the bucket then starts from zero.
+    /// means that the clock jumped back or the rate was raised: the bucket is then full.
     #[inline(always)]
     fn due_ns(self, now_ns: u64, interval_ns: u64, burst_ns: u64) -> u64 {
         let latest_ns = now_ns.saturating_add(burst_ns).saturating_add(interval_ns);
-        if self.due_ns > latest_ns { 0 } else { self.due_ns }
+        if self.due_ns > latest_ns { now_ns.saturating_add(burst_ns) } else { self.due_ns }
     }
 
     /// Returns the bucket whose next packet is due earlier.

@@ -105,7 +105,9 @@ pub enum RateLimit {
     Unlimited,
     /// At most this rate.
     Limited(PacketRate),
-    /// No packet is admitted.
+    /// This rate, and more while the total has room: while nobody else wants the rest.
+    Shared(PacketRate),
+    /// No rate of its own: admitted only while the total has room.
     Closed,
 }
 
@@ -114,14 +116,29 @@ pub enum RateLimit {
 pub struct ClassLimit {
     /// Limit of the class as a whole.
     pub class: RateLimit,
-    /// Limit of each source in the class. Never [`RateLimit::Closed`]; without effect unless
-    /// the class itself is limited.
+    /// Share of each source in the class: [`RateLimit::Limited`], or none. A source above its
+    /// share is admitted while the class has room. Without effect unless the class is limited.
     pub source: RateLimit,
 }
 
 impl ClassLimit {
     /// No limits.
     pub const UNLIMITED: Self = Self { class: RateLimit::Unlimited, source: RateLimit::Unlimited };
+}
+
+/// Limits in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Rate of all classes together whose limit is [`RateLimit::Shared`] or [`RateLimit::Closed`].
+    /// Without it no class exceeds its own rate.
+    pub total: Option<PacketRate>,
+    /// Limits of the classes.
+    pub classes: PerClass<ClassLimit>,
+}
+
+impl Limits {
+    /// No limits.
+    pub const UNLIMITED: Self = Self { total: None, classes: [ClassLimit::UNLIMITED; MAX_CLASSES] };
 }
 
 /// Packet rate as the two parameters of a [`Bucket`](super::Bucket).
@@ -133,7 +150,8 @@ pub struct PacketRate {
     pub burst_ns: u64,
 }
 
-/// Burst tolerance of a class or source that gets less than its demand.
+/// Burst tolerance of a source, of the total, and of a class that gets less than its demand. Sources
+/// above their shares may use half of that of their class.
 const SHORT_BURST_NS: u64 = 2_000_000;
 /// Burst tolerance of a class that gets its full demand. Packets arrive in bursts when the
 /// receiver is busy.

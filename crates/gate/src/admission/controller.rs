@@ -1,53 +1,25 @@
 //! Rate controller: the total admitted rate and its allocation to classes.
 
 use super::class::{ClassPolicy, PerClass};
-
-/// Load measurements since the last call of
-/// [`Admission::on_period`](super::Admission::on_period).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pressure {
-    /// Packets served: read by an application, forwarded or replied to.
-    pub served: u64,
-    /// Packets dropped after work was spent on them, because a device ring or a socket queue
-    /// was full.
-    pub late_drops: u64,
-    /// Fill level of the fullest queue to an application, in percent.
-    pub level_percent: u32,
-    /// Arriving packets that were lost unexamined, from any source, per thousand. Admitting
-    /// fewer packets leaves more time to empty the receive ring.
-    pub rx_missed_permille: u32,
-}
-
-impl Pressure {
-    fn is_missing_packets(&self) -> bool {
-        self.rx_missed_permille >= MISSING_PERMILLE
-    }
-
-    fn is_overrun(&self) -> bool {
-        self.rx_missed_permille >= OVERRUN_PERMILLE
-    }
-
-    /// True if packets were lost for lack of space or time.
-    pub(super) fn has_losses(&self) -> bool {
-        self.late_drops > 0 || self.is_overrun()
-    }
-}
-
-/// Share of packets lost unexamined at which the total is reduced. Ranks above the last
-/// lose the same share.
-const MISSING_PERMILLE: u32 = 3;
-/// Share of packets lost unexamined that requires an immediate reduction.
-const OVERRUN_PERMILLE: u32 = 100;
+use super::pressure::Pressure;
 
 /// Minimum total rate. Some packets must be admitted to detect that the load has fallen.
 pub(super) const MIN_TOTAL_PPS: u64 = 100;
+
+/// Periods after which a reduction for lost receive packets has taken effect.
+const REDUCTION_PERIODS: u64 = 3;
+
+/// Time for which a measured capacity is believed. Then a higher total is tried.
+const BUSY_BELIEF_NS: u64 = 2_000_000_000;
+/// Backlog from which the total rises no further: the server is nearly busy all the time.
+const HIGH_BACKLOG_PERCENT: u32 = 50;
 
 /// Controller of the total admitted rate.
 ///
 /// The rate served while queues are not empty is the estimate of the capacity.
 ///
 /// * Late drops: the total is set to nine tenths of the capacity.
-/// * Queues above the high mark that do not drain: the total is set slightly below the
+/// * Queues above the high mark that do not drain, or a backlog at the device: the total is set slightly below the
 ///   capacity. Where feedback pauses receiving at that mark, queues reach it at every peak.
 /// * Queues between the marks: the total is capped at the capacity while they fill, and
 ///   rises slowly while they do not.
@@ -65,6 +37,11 @@ pub(super) struct TotalRate {
     last_level_percent: u32,
     /// The total was reduced for lost receive packets since limits were last off.
     was_reduced: bool,
+    /// Rate served while the server was busy all the time, and how long that is believed.
+    busy_pps: u64,
+    busy_left_ns: u64,
+    /// Periods since the last such reduction.
+    periods_since_reduction: u64,
 }
 
 impl TotalRate {
@@ -77,11 +54,26 @@ impl TotalRate {
             best_pps: 0,
             last_level_percent: 0,
             was_reduced: false,
+            busy_pps: 0,
+            busy_left_ns: 0,
+            periods_since_reduction: u64::MAX,
         }
     }
 
     pub(super) fn is_overloaded(&self, pressure: &Pressure) -> bool {
-        pressure.late_drops > 0 || pressure.level_percent >= self.high_mark_percent
+        pressure.late_drops > 0
+            || pressure.backlog_percent >= 100
+            || pressure.level_percent >= self.high_mark_percent
+    }
+
+    /// Follows the capacity in a period in which limits bind nobody.
+    pub(super) fn follow(&mut self, pressure: &Pressure, elapsed_ns: u64) {
+        let served_pps = rate_pps(pressure.served, elapsed_ns);
+        self.capacity_pps = (self.capacity_pps * 3 + served_pps) / 4;
+        self.best_pps = (self.best_pps - self.best_pps / 128).max(self.capacity_pps);
+        self.last_level_percent = pressure.level_percent;
+        self.was_reduced = false;
+        self.pps = self.best_pps.max(MIN_TOTAL_PPS);
     }
 
     /// Updates the best capacity in a period without limits or overload.
@@ -111,51 +103,75 @@ impl TotalRate {
         self.pps = (served_pps - served_pps / 10).max(MIN_TOTAL_PPS);
     }
 
-    /// Adjusts the total to the measurements of a period. `limited_pps` is the admitted rate if
-    /// packets were refused; `preferred_pps` is the result of [`preferred_demand`].
+    /// Adjusts the total to the measurements of a period. `limited` is true if
+    /// packets were refused because the total was used up; `preferred_pps` is the result of [`preferred_demand`].
     pub(super) fn adjust(
         &mut self,
         pressure: &Pressure,
         elapsed_ns: u64,
-        limited_pps: Option<u64>,
+        limited: bool,
         preferred_pps: Option<u64>,
     ) {
         let served_pps = rate_pps(pressure.served, elapsed_ns);
         let overloaded = self.is_overloaded(pressure);
+        self.periods_since_reduction = self.periods_since_reduction.saturating_add(1);
+        let is_busy = pressure.backlog_percent >= HIGH_BACKLOG_PERCENT;
+        self.update_busy_rate(is_busy.then_some(served_pps), elapsed_ns);
         let missing = pressure.is_missing_packets();
         let reduce_to_pps = preferred_pps.filter(|&pps| missing && (!overloaded || self.pps > pps));
+        // Packets admitted before a reduction are still served for a while.
+        let takes_effect =
+            reduce_to_pps.is_some() && self.periods_since_reduction < REDUCTION_PERIODS;
         let queues_short = !overloaded
             && reduce_to_pps.is_none()
-            && pressure.level_percent <= self.low_mark_percent;
+            && pressure.level_percent <= self.low_mark_percent
+            && !is_busy;
         if queues_short {
             // Packets queued before the reduction distort the measurement.
             let max_pps = if self.was_reduced { self.pps } else { u64::MAX };
             self.capacity_pps = self.capacity_pps.max(served_pps.min(max_pps));
-        } else {
+        } else if overloaded || !limited {
+            // Otherwise the total itself may have capped the served rate.
             self.capacity_pps = (self.capacity_pps * 3 + served_pps) / 4;
         }
         self.best_pps = (self.best_pps - self.best_pps / 128).max(self.capacity_pps);
-        let draining = pressure.late_drops == 0 && pressure.level_percent < self.last_level_percent;
+        let draining = pressure.late_drops == 0
+            && pressure.backlog_percent < 100
+            && pressure.level_percent < self.last_level_percent;
         let filling = pressure.level_percent > self.last_level_percent;
         self.last_level_percent = pressure.level_percent;
-        if let Some(preferred_pps) = reduce_to_pps {
-            self.reduce_for_receive(preferred_pps, pressure.is_overrun());
+        if takes_effect {
+            return;
+        } else if let Some(preferred_pps) = reduce_to_pps {
+            let busy_pps = is_busy.then_some(served_pps);
+            self.reduce_for_receive(preferred_pps, pressure.is_overrun(), busy_pps);
         } else if overloaded && !draining {
             let base_pps = self.pps.min(self.capacity_pps);
             let divisor = if pressure.late_drops > 0 { 10 } else { 32 };
             self.pps = base_pps - base_pps / divisor;
-        } else if queues_short && limited_pps.is_some_and(|pps| pps >= self.pps / 3) {
-            // The total rises only while part of the last increase is used: sources limited to
-            // their shares leave some of it unused.
+        } else if queues_short && limited {
+            // Packets are refused only while the total is used.
             let far_below = self.pps < self.best_pps / 10 * 9;
-            let step_pps = if far_below { self.pps / 4 } else { self.pps / 50 };
+            let step_pps = match far_below {
+                true => self.pps / 4,
+                false if self.was_reduced => {
+                    self.pps / 200_u64.saturating_sub(self.periods_since_reduction).max(50)
+                }
+                false => self.pps / 50,
+            };
             // A large step could displace ranks above the last.
             let careful = self.was_reduced && preferred_pps.is_some();
             let min_pps = if careful { 0 } else { self.best_pps / 2 };
-            self.pps = self.pps.max(min_pps).saturating_add(step_pps + 1);
+            let raised_pps = self.pps.max(min_pps).saturating_add(step_pps + 1);
+            // Beyond the capacity the ring loses packets of all ranks.
+            let max_pps = match self.busy_left_ns {
+                0 => u64::MAX,
+                _ => self.pps.max(self.busy_pps - self.busy_pps / 64),
+            };
+            self.pps = raised_pps.min(max_pps);
         } else if !queues_short && filling {
             self.pps = self.pps.min(self.capacity_pps);
-        } else if !queues_short && limited_pps.is_some() {
+        } else if !queues_short && limited && !is_busy {
             // The served rate may equal the admitted rate, because work that does not come in
             // batches costs more. So it is not taken for the capacity while queues do not fill.
             self.pps = self.pps.saturating_add(self.pps / 50 + 1);
@@ -163,19 +179,37 @@ impl TotalRate {
         self.pps = self.pps.max(MIN_TOTAL_PPS);
     }
 
-    /// Lowers the total, so that all arriving packets can be examined, but never below the
-    /// demand of the ranks above the last. The total then rises slowly, because the rate served
-    /// while packets were lost unexamined does not measure the capacity.
-    fn reduce_for_receive(&mut self, preferred_pps: u64, overrun: bool) {
-        self.pps = if self.pps <= preferred_pps {
-            (self.pps + self.pps / 2).min(preferred_pps)
-        } else if overrun {
-            preferred_pps
+    /// Updates the rate that is served by a busy server, with the served rate of a busy period.
+    fn update_busy_rate(&mut self, served_pps: Option<u64>, elapsed_ns: u64) {
+        self.busy_left_ns = self.busy_left_ns.saturating_sub(elapsed_ns);
+        if let Some(served_pps) = served_pps {
+            let believed_pps = if self.busy_left_ns > 0 { self.busy_pps / 16 * 15 } else { 0 };
+            self.busy_pps = served_pps.max(believed_pps);
+            self.busy_left_ns = BUSY_BELIEF_NS;
+        }
+    }
+
+    /// Lowers the total, so that all arriving packets can be examined, but never below the demand of
+    /// the ranks above the last. The total then rises fast to just below the rate at which packets
+    /// were lost unexamined, and slowly from there.
+    ///
+    /// `busy_pps` is the served rate if the server was busy all the time. Then the total was above
+    /// the capacity, and just below it suffices.
+    fn reduce_for_receive(&mut self, preferred_pps: u64, overrun: bool, busy_pps: Option<u64>) {
+        if self.pps <= preferred_pps {
+            self.pps = (self.pps + self.pps / 2).min(preferred_pps);
+            self.best_pps = self.pps;
         } else {
-            (self.pps / 2).max(preferred_pps)
-        };
+            self.best_pps = self.pps - self.pps / 16;
+            self.periods_since_reduction = 0;
+            let divisor = if overrun { 2 } else { 8 };
+            let reduced_pps = match busy_pps {
+                Some(busy_pps) => self.pps.min(busy_pps - busy_pps / 32),
+                None => self.pps - self.pps / divisor,
+            };
+            self.pps = reduced_pps.max(preferred_pps);
+        }
         self.capacity_pps = self.pps;
-        self.best_pps = self.pps;
         self.was_reduced = true;
     }
 }
@@ -326,19 +360,30 @@ mod tests {
         let served = |served| Pressure { served, ..Pressure::default() };
         let missed = |rx_missed_permille| Pressure { rx_missed_permille, ..served(1_000) };
         total.start(&served(1_000), 5_000_000);
-        total.adjust(&missed(0), 5_000_000, None, None);
+        total.adjust(&missed(0), 5_000_000, false, None);
         assert_eq!(total.pps, 180_000);
-        total.adjust(&missed(3), 5_000_000, Some(100_000), preferred_pps);
-        assert_eq!(total.pps, 90_000, "few packets are missed: half");
-        total.adjust(&missed(600), 5_000_000, Some(100_000), preferred_pps);
-        assert_eq!(Some(total.pps), preferred_pps, "an overrun: the preferred demand at once");
+        total.adjust(&missed(3), 5_000_000, true, preferred_pps);
+        assert_eq!(total.pps, 157_500, "few packets are missed: an eighth less");
+        for pps in [157_500, 157_500, 78_750] {
+            total.adjust(&missed(600), 5_000_000, true, preferred_pps);
+            assert_eq!(total.pps, pps, "an overrun: half, once the reduction has taken effect");
+        }
+        let examined = Pressure { served: 390, ..Pressure::default() };
+        for _ in 0..3 {
+            total.adjust(&examined, 5_000_000, true, preferred_pps);
+        }
+        let fast_pps = total.pps;
+        assert!((130_000..157_500).contains(&fast_pps), "fast again: {fast_pps}");
+        total.adjust(&examined, 5_000_000, true, preferred_pps);
+        assert!(total.pps < fast_pps + fast_pps / 100, "then slowly: {}", total.pps);
         for _ in 0..100 {
-            total.adjust(&missed(600), 5_000_000, Some(100_000), Some(50_000));
+            total.adjust(&missed(600), 5_000_000, true, preferred_pps);
+        }
+        assert_eq!(Some(total.pps), preferred_pps);
+        for _ in 0..100 {
+            total.adjust(&missed(600), 5_000_000, true, Some(50_000));
         }
         assert_eq!(total.pps, 50_000, "the preferred demand is higher");
-        let served = Pressure { rx_missed_permille: 0, served: 250, ..Pressure::default() };
-        total.adjust(&served, 5_000_000, Some(50_000), Some(50_000));
-        assert_eq!(total.pps, 51_001, "rises slowly");
         total.start(&missed(600), 5_000_000);
         assert_eq!(total.pps, 25_000, "an overrun from the start");
     }

@@ -19,25 +19,29 @@
 mod bucket;
 mod class;
 mod config;
+mod contention;
 mod controller;
 mod hash;
 mod known_sources;
 mod limited_ranks;
+mod limiter;
 mod matching;
 mod packet_meta;
 mod policy;
+mod pressure;
 mod source_share;
 
 pub use bucket::Bucket;
-pub use class::{ClassLimit, ClassName, Classes, MAX_CLASSES, PacketRate, RateLimit};
+pub use class::{ClassLimit, ClassName, Classes, Limits, MAX_CLASSES, PacketRate, RateLimit};
 pub use config::{Class, Config, ConfigError, MAX_RULES};
-pub use controller::Pressure;
 pub use hash::{SourceId, SourceKey};
 pub use known_sources::{KnownSources, MAX_KNOWN_BITS};
+pub use limiter::{LimitDecision, Limiter};
 pub use matching::{CompiledRule, Match, NumberRange, ProtocolMatch};
 pub use packet_meta::{PacketKind, PacketMeta};
 pub use policy::{Admission, AdmissionVerdict, ClassCounters, RefusalReason};
-pub use source_share::{SOURCE_BUCKETS_PER_ROW, SourceShare};
+pub use pressure::{BacklogMeter, Pressure};
+pub use source_share::SOURCE_BUCKETS_PER_ROW;
 
 #[cfg(test)]
 mod tests;

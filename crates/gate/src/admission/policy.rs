@@ -2,17 +2,17 @@
 
 use tidegate_wire::DropReason;
 
-use super::bucket::Bucket;
-use super::class::{ClassLimit, Classes, MAX_CLASSES, PacketRate, PerClass, RateLimit};
+use super::class::{ClassPolicy, Classes, Limits, MAX_CLASSES, PacketRate, PerClass, RateLimit};
 use super::config::{Config, ConfigError};
-use super::controller::{
-    MIN_TOTAL_PPS, Pressure, TotalRate, allocate_rates, preferred_demand, rate_pps,
-};
+use super::contention::Contention;
+use super::controller::{MIN_TOTAL_PPS, TotalRate, allocate_rates, preferred_demand, rate_pps};
 use super::hash::{SourceId, SourceKey};
 use super::known_sources::KnownSources;
 use super::limited_ranks::LimitedRanks;
+use super::limiter::{LimitDecision, Limiter};
 use super::packet_meta::PacketMeta;
-use super::source_share::{SOURCE_BUCKETS_PER_ROW, SourceShare};
+use super::pressure::Pressure;
+use super::source_share::SOURCE_BUCKETS_PER_ROW;
 
 /// Reason for which a packet was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +58,8 @@ pub enum AdmissionVerdict {
 pub struct ClassCounters {
     /// Packets admitted.
     pub admitted: u64,
+    /// Admitted packets of sources that had used their share: nobody else wanted the rest.
+    pub admitted_over_share: u64,
     /// Packets refused because the rate of the class was zero.
     pub refused_closed: u64,
     /// Packets refused because the class had reached its rate.
@@ -80,6 +82,7 @@ impl ClassCounters {
     fn since(&self, before: &Self) -> Self {
         Self {
             admitted: self.admitted.wrapping_sub(before.admitted),
+            admitted_over_share: self.admitted_over_share.wrapping_sub(before.admitted_over_share),
             refused_closed: self.refused_closed.wrapping_sub(before.refused_closed),
             refused_rate: self.refused_rate.wrapping_sub(before.refused_rate),
             refused_source_share: self
@@ -90,6 +93,7 @@ impl ClassCounters {
 
     fn add(&mut self, more: &Self) {
         self.admitted += more.admitted;
+        self.admitted_over_share += more.admitted_over_share;
         self.refused_closed += more.refused_closed;
         self.refused_rate += more.refused_rate;
         self.refused_source_share += more.refused_source_share;
@@ -134,9 +138,10 @@ pub struct Admission {
     classes: Classes,
     source_key: SourceKey,
     known_sources: KnownSources,
-    source_shares: SourceShare,
-    buckets: PerClass<Bucket>,
-    limits: PerClass<ClassLimit>,
+    limiter: Limiter,
+    limits: Limits,
+    /// Classes that want a part of the capacity, and late losses.
+    contention: Contention,
     /// Rate of each source, for classes that get less than their demand.
     source_pps: PerClass<Option<u64>>,
     counters: PerClass<ClassCounters>,
@@ -186,9 +191,9 @@ impl Admission {
                 period_ns,
                 lifetime_ns,
             ),
-            source_shares: SourceShare::new(source_key),
-            buckets: [Bucket::default(); MAX_CLASSES],
-            limits: [ClassLimit::UNLIMITED; MAX_CLASSES],
+            limiter: Limiter::new(source_key),
+            limits: Limits::UNLIMITED,
+            contention: Contention::new(),
             source_pps: [None; MAX_CLASSES],
             counters: [ClassCounters::default(); MAX_CLASSES],
             device_counters: [ClassCounters::default(); MAX_CLASSES],
@@ -231,9 +236,9 @@ impl Admission {
         self.limiting
     }
 
-    /// Returns the limits in force for each class.
-    pub fn limits(&self) -> &[ClassLimit] {
-        &self.limits[..self.classes.len()]
+    /// Returns the limits in force.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Total admitted rate of all classes in packets per second; `None` while no limits are in
@@ -284,11 +289,14 @@ impl Admission {
     #[inline]
     pub fn decide(&mut self, now_ns: u64, meta: &PacketMeta) -> AdmissionVerdict {
         let class = self.classify(meta);
-        let refusal = self.check_limits(now_ns, class, meta.source_id());
         let counters = &mut self.counters[class];
-        let Some(reason) = refusal else {
-            counters.admitted += 1;
-            return AdmissionVerdict::Admit { class };
+        let reason = match self.limiter.decide(now_ns, &self.limits, class, meta.source_id()) {
+            LimitDecision::Admit { over_share } => {
+                counters.admitted += 1;
+                counters.admitted_over_share += u64::from(over_share);
+                return AdmissionVerdict::Admit { class };
+            }
+            LimitDecision::Refuse(reason) => reason,
         };
         match reason {
             RefusalReason::ClassClosed => counters.refused_closed += 1,
@@ -296,29 +304,6 @@ impl Admission {
             RefusalReason::SourceShare => counters.refused_source_share += 1,
         }
         AdmissionVerdict::Refuse { class, reason }
-    }
-
-    #[inline]
-    fn check_limits(
-        &mut self,
-        now_ns: u64,
-        class: usize,
-        source: SourceId,
-    ) -> Option<RefusalReason> {
-        let limit = self.limits[class];
-        let class_rate = match limit.class {
-            RateLimit::Unlimited => return None,
-            RateLimit::Closed => return Some(RefusalReason::ClassClosed),
-            RateLimit::Limited(rate) => rate,
-        };
-        if let RateLimit::Limited(PacketRate { interval_ns, burst_ns }) = limit.source
-            && !self.source_shares.allow(now_ns, source, class, interval_ns, burst_ns)
-        {
-            return Some(RefusalReason::SourceShare);
-        }
-        let PacketRate { interval_ns, burst_ns } = class_rate;
-        let within_rate = self.buckets[class].allow(now_ns, interval_ns, burst_ns);
-        (!within_rate).then_some(RefusalReason::ClassRate)
     }
 
     /// Adds the counters of a device that drops packets itself. `totals` holds the counts of each
@@ -351,6 +336,7 @@ impl Admission {
             ..*pressure
         };
         let before = std::mem::replace(&mut self.period_start_counters, self.counters);
+        let was_limiting = self.limiting;
         if elapsed_ns > MAX_PERIOD_NS {
             self.restart_shares();
             return false;
@@ -358,28 +344,30 @@ impl Admission {
         let old_limits = self.limits;
         if self.limiting {
             self.update_limits(&pressure, elapsed_ns, &before);
-        } else if self.total_rate.is_overloaded(&pressure) {
+        } else if self.total_rate.is_overloaded(&pressure) || pressure.is_missing_packets() {
             self.begin_limiting(&pressure, elapsed_ns);
         } else {
             self.total_rate.on_calm(&pressure, elapsed_ns);
             self.known_sources.on_calm(elapsed_ns);
         }
-        self.limits != old_limits
+        self.limits != old_limits || self.limiting != was_limiting
     }
 
-    /// Puts limits into force.
+    /// Begins to examine every packet. Limits bind at once only if packets were lost late.
     fn begin_limiting(&mut self, pressure: &Pressure, elapsed_ns: u64) {
         self.limiting = true;
         self.quiet_ns = 0;
         self.limited_ranks.restart();
         self.total_rate.start(pressure, elapsed_ns);
+        self.contention = Contention::new();
+        self.contention.on_late_losses(pressure.has_late_losses(), elapsed_ns);
         // Nothing is counted yet: every class may demand its guaranteed rate.
         for (demand_pps, policy) in self.demand_pps.iter_mut().zip(self.classes.policies()) {
             *demand_pps = policy.guaranteed_pps;
         }
         self.demand_is_known = false;
         self.restart_shares();
-        self.set_class_limits();
+        self.set_limits();
     }
 
     fn update_limits(
@@ -388,18 +376,48 @@ impl Admission {
         elapsed_ns: u64,
         before: &PerClass<ClassCounters>,
     ) {
-        let (mut refused, mut admitted, mut admitted_limited) = (0, 0, 0);
+        let period = self.count_period(pressure, elapsed_ns, before);
+        let quiet = period.refused == 0
+            && !self.total_rate.is_overloaded(pressure)
+            && !pressure.is_missing_packets();
+        self.quiet_ns = if quiet { self.quiet_ns.saturating_add(elapsed_ns) } else { 0 };
+        if self.quiet_ns >= self.calm_after_ns {
+            self.limiting = false;
+            self.limits = Limits::UNLIMITED;
+            return;
+        }
+        self.contention.on_late_losses(pressure.has_late_losses(), elapsed_ns);
+        if self.limits.total.is_none() {
+            self.total_rate.follow(pressure, elapsed_ns);
+        } else {
+            self.adjust_total(pressure, elapsed_ns, &period);
+        }
+        self.set_limits();
+    }
+
+    /// Counts the packets of a period, and updates the demand of each class.
+    fn count_period(
+        &mut self,
+        pressure: &Pressure,
+        elapsed_ns: u64,
+        before: &PerClass<ClassCounters>,
+    ) -> PeriodCounts {
+        let mut counts = PeriodCounts::default();
         // Packets lost unexamined are spread evenly over all classes.
         let received_permille = 1000 - u64::from(pressure.rx_missed_permille.min(950));
-        for (class, before) in before.iter().enumerate() {
-            let period = self.counters[class].since(before);
-            refused += period.refused();
-            if let Some(policy) = self.classes.policies().get(class).filter(|policy| !policy.exempt)
-            {
-                admitted += period.admitted;
+        for (class, policy) in self.classes.policies().iter().enumerate() {
+            let period = self.counters[class].since(&before[class]);
+            counts.refused += period.refused();
+            if !policy.exempt {
+                counts.admitted += period.admitted;
                 if self.limited_ranks.contains(policy.rank) {
-                    admitted_limited += period.admitted;
+                    counts.admitted_limited += period.admitted;
                 }
+                if policy.ceiling_pps == u64::MAX {
+                    counts.refused_by_total += period.refused();
+                }
+                let arrived = period.arrived();
+                self.contention.on_arrivals(class, arrived, received_permille, elapsed_ns);
             }
             // Rising demand has more weight than falling demand. Packets arrive in bursts, so a
             // single period says little.
@@ -414,18 +432,15 @@ impl Admission {
             *demand_pps = (*demand_pps * old_weight + now_pps) / (old_weight + 1);
         }
         self.demand_is_known = true;
-        let quiet = refused == 0 && !self.total_rate.is_overloaded(pressure);
-        self.quiet_ns = if quiet { self.quiet_ns.saturating_add(elapsed_ns) } else { 0 };
-        if self.quiet_ns >= self.calm_after_ns {
-            self.limiting = false;
-            self.limits = [ClassLimit::UNLIMITED; MAX_CLASSES];
-            return;
-        }
-        let admitted_pps = rate_pps(admitted, elapsed_ns);
+        counts
+    }
+
+    /// Adjusts the total, the range of limited ranks and the shares of sources.
+    fn adjust_total(&mut self, pressure: &Pressure, elapsed_ns: u64, period: &PeriodCounts) {
         let preferred_pps = preferred_demand(self.classes.policies(), &self.demand_pps);
-        let limited_pps = (refused > 0).then_some(admitted_pps);
-        self.total_rate.adjust(pressure, elapsed_ns, limited_pps, preferred_pps);
-        let exhausted = admitted_limited <= admitted / 8;
+        let limited = period.refused_by_total > 0;
+        self.total_rate.adjust(pressure, elapsed_ns, limited, preferred_pps);
+        let exhausted = period.admitted_limited <= period.admitted / 8;
         let ranks = self.classes.policies().iter().filter(|policy| !policy.exempt);
         let ranks = ranks.map(|policy| policy.rank);
         if self.limited_ranks.on_period(pressure.has_losses(), exhausted, elapsed_ns, ranks) {
@@ -434,7 +449,6 @@ impl Admission {
         for class in 0..self.classes.len() {
             self.update_source_limit(class, elapsed_ns);
         }
-        self.set_class_limits();
     }
 
     fn restart_shares(&mut self) {
@@ -443,7 +457,15 @@ impl Admission {
         self.share_target_packets = [0; MAX_CLASSES];
     }
 
-    fn set_class_limits(&mut self) {
+    /// Sets the limits of the next period. While nobody gains from a refusal, only ceilings hold.
+    fn set_limits(&mut self) {
+        if !self.contention.calls_for_limits() {
+            self.limits = Limits::UNLIMITED;
+            for (limit, policy) in self.limits.classes.iter_mut().zip(self.classes.policies()) {
+                limit.class = ceiling_limit(policy);
+            }
+            return;
+        }
         // Guarantees leave a minimum rate to the other classes, however little can be served.
         // Without it a recovery could not be detected.
         let used = self.classes.policies().iter().zip(&self.demand_pps);
@@ -453,19 +475,24 @@ impl Admission {
             .fold(0, u64::saturating_add);
         let total_pps = self.total_rate.pps.max(guaranteed_pps.saturating_add(MIN_TOTAL_PPS));
         let rates = allocate_rates(total_pps, self.classes.policies(), &self.demand_pps);
+        // What the classes outside of the total take is no part of it.
+        let mut shared_pps = total_pps;
         for (class, policy) in self.classes.policies().iter().enumerate() {
             let rate_pps = rates[class];
             let satisfied = self.demand_pps[class] <= rate_pps / 8 * 7;
-            let limit = &mut self.limits[class];
+            let limit = &mut self.limits.classes[class];
+            let shares_total =
+                self.limited_ranks.contains(policy.rank) && policy.ceiling_pps == u64::MAX;
             limit.class = match rate_pps {
                 _ if policy.exempt => RateLimit::Unlimited,
-                _ if !self.limited_ranks.contains(policy.rank) => match policy.ceiling_pps {
-                    u64::MAX => RateLimit::Unlimited,
-                    ceiling_pps => RateLimit::Limited(PacketRate::with_long_burst(ceiling_pps)),
-                },
+                _ if !self.limited_ranks.contains(policy.rank) => ceiling_limit(policy),
                 0 => RateLimit::Closed,
-                rate_pps if satisfied => RateLimit::Limited(PacketRate::with_long_burst(rate_pps)),
-                rate_pps => RateLimit::Limited(PacketRate::from_pps(rate_pps)),
+                _ if !shares_total && satisfied => {
+                    RateLimit::Limited(PacketRate::with_long_burst(rate_pps))
+                }
+                _ if !shares_total => RateLimit::Limited(PacketRate::from_pps(rate_pps)),
+                _ if satisfied => RateLimit::Shared(PacketRate::with_long_burst(rate_pps)),
+                _ => RateLimit::Shared(PacketRate::from_pps(rate_pps)),
             };
             limit.source = match self.source_pps[class] {
                 Some(source_pps) if !satisfied => {
@@ -473,12 +500,20 @@ impl Admission {
                 }
                 _ => RateLimit::Unlimited,
             };
+            if !shares_total && !policy.exempt {
+                let taken_pps = self.demand_pps[class].min(policy.ceiling_pps);
+                shared_pps = shared_pps.saturating_sub(taken_pps);
+            }
         }
+        self.limits.total = Some(PacketRate::from_pps(shared_pps.max(MIN_TOTAL_PPS)));
     }
 
     /// Updates the source limit of a class once enough packets were measured.
     fn update_source_limit(&mut self, class: usize, elapsed_ns: u64) {
-        let RateLimit::Limited(rate) = self.limits[class].class else { return };
+        let (RateLimit::Limited(rate) | RateLimit::Shared(rate)) = self.limits.classes[class].class
+        else {
+            return;
+        };
         let class_pps = rate.rate_pps();
         self.share_elapsed_ns[class] += elapsed_ns;
         self.share_target_packets[class] += packets_in(class_pps, elapsed_ns);
@@ -494,28 +529,48 @@ impl Admission {
     }
 }
 
-/// Returns the source limit at which the admitted packets reach the rate of the class, which
-/// allowed `target` packets in the period. `None` is no limit.
+/// Packets of all classes in a period.
+#[derive(Clone, Copy, Debug, Default)]
+struct PeriodCounts {
+    refused: u64,
+    /// Packets refused because the total was used up; not those refused by a ceiling.
+    refused_by_total: u64,
+    /// Packets admitted, exempt classes left out.
+    admitted: u64,
+    /// Packets admitted in the limited ranks.
+    admitted_limited: u64,
+}
+
+/// Limit of a class that is bounded by its ceiling alone.
+fn ceiling_limit(policy: &ClassPolicy) -> RateLimit {
+    match policy.ceiling_pps {
+        _ if policy.exempt => RateLimit::Unlimited,
+        u64::MAX => RateLimit::Unlimited,
+        ceiling_pps => RateLimit::Limited(PacketRate::with_long_burst(ceiling_pps)),
+    }
+}
+
+/// Returns the share of a source at which the packets within the shares reach the rate of the
+/// class, which allowed `target` packets in the period. `None` is no share.
 ///
-/// If all limited sources send more than their share, the admitted packets are proportional
-/// to the limit, so one step reaches the target. The limit has a minimum: below it all buckets
-/// together would admit less than the rate of the class. With more sources than buckets, the
-/// class's rate is the only limit.
+/// If all sources send more than their share, the packets within the shares are proportional to it,
+/// so one step reaches the target. What the shares leave unused goes to sources above their share.
+/// The share has a minimum: below it all buckets together would admit less than the rate of the
+/// class. With more sources than buckets, the class's rate is the only limit.
 fn next_source_rate(
     class_pps: u64,
     now_pps: u64,
     target: u64,
     period: &ClassCounters,
 ) -> Option<u64> {
-    let passed = period.admitted + period.refused_rate;
-    let short = period.admitted < target - target / 32;
+    let in_share = period.admitted.saturating_sub(period.admitted_over_share);
     let scaled_pps = if period.refused() == 0 {
         return None;
-    } else if period.refused_source_share > 0 && short {
-        let max_pps = now_pps.saturating_mul(2);
-        (scale(now_pps, target, period.admitted) + 1).min(max_pps)
     } else if period.refused_rate > target / 32 {
-        scale(now_pps, target, passed)
+        scale(now_pps, target, in_share + period.refused_rate)
+    } else if in_share < target - target / 32 {
+        let max_pps = now_pps.saturating_mul(2);
+        (scale(now_pps, target, in_share) + 1).min(max_pps)
     } else {
         now_pps
     };

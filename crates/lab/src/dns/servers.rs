@@ -99,6 +99,8 @@ pub struct Setup {
     pub own_address: IpAddr,
     /// Further addresses of Tidegate's stack, each with its prefix length.
     pub extra_own_addresses: Vec<String>,
+    /// Further flags of Tidegate's server.
+    pub flags: Vec<String>,
     /// Length of the link's prefix in bits.
     pub prefix: u8,
     /// Core of the server.
@@ -193,6 +195,7 @@ fn tidegate(
     let core = setup.core.to_string();
     command.args(["serve", "dns", "--io", io, "--iface", &end.device]);
     command.args(["--address", &address, "--zone", &zone, "--cpu", &core, "--json"]);
+    command.args(&setup.flags);
     if kind != ServerKind::TidegateKernel {
         command.args(setup.extra_own_addresses.iter().flat_map(|address| ["--address", address]));
     }

@@ -88,6 +88,16 @@ impl ZoneFile {
         &self.zone.origin
     }
 
+    /// Writes the queries in dnsperf's format to `folder` and returns the path of the file.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_queries(&self, folder: &Path) -> Result<PathBuf, LabError> {
+        let path = folder.join("queries");
+        write_file(&path, |out| self.zone.write_queries(self.zone.name_count, out))?;
+        Ok(path)
+    }
+
     /// DNS queries with EDNS, one for each name of the zone.
     pub fn queries(&self) -> QuerySet {
         let mut queries = QuerySet::default();
@@ -122,6 +132,7 @@ impl DnsTestbed {
             kernel_address: KERNEL_ADDRESS.into(),
             own_address: TIDEGATE_ADDRESS.into(),
             extra_own_addresses: Vec::new(),
+            flags: Vec::new(),
             prefix: PREFIX_BITS,
             core: server_core,
         };
@@ -133,10 +144,7 @@ impl DnsTestbed {
     /// # Errors
     /// When the file cannot be written.
     pub fn write_query_file(&self) -> Result<PathBuf, LabError> {
-        let path = self.zone.folder().join("queries");
-        let zone = &self.zone.zone;
-        write_file(&path, |out| zone.write_queries(zone.name_count, out))?;
-        Ok(path)
+        self.zone.write_queries(self.zone.folder())
     }
 
     /// Starts a server and steers its receive processing to its own core.

@@ -234,6 +234,11 @@ fn new_folder() -> Result<TempDir, LabError> {
 }
 
 impl Zone {
+    /// Writes the queries in the format of dnsperf and kxdpgun.
+    pub(crate) fn write_queries(&self, folder: &std::path::Path) -> Result<PathBuf, LabError> {
+        self.zone_file.write_queries(folder)
+    }
+
     pub(crate) fn setup(&self, folder: &std::path::Path, testbed: &FloodTestbed) -> Setup {
         Setup {
             folder: folder.to_path_buf(),
@@ -242,6 +247,7 @@ impl Zone {
             kernel_address: KERNEL_ADDRESS.into(),
             own_address: TIDEGATE_ADDRESS.into(),
             extra_own_addresses: Vec::new(),
+            flags: Vec::new(),
             prefix: PREFIX_BITS,
             core: testbed.server_core,
         }

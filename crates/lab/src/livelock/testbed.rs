@@ -125,6 +125,8 @@ pub(crate) enum FloodSource {
     OneHost,
     /// As many hosts as frames, from another network (the addresses of RFC 2544).
     UnknownSources,
+    /// This many hosts of that network, with one port each.
+    Sources(u32),
 }
 
 /// Frames of 64 bytes per second that fill a line of 1 Gb/s. Each frame takes 20 further bytes
@@ -142,6 +144,7 @@ impl FloodSource {
         let (source, source_count, port_count) = match self {
             Self::OneHost => (LOAD_ADDRESS, 1, FLOW_COUNT),
             Self::UnknownSources => (FIRST_UNKNOWN_SOURCE, UNKNOWN_SOURCE_COUNT, 1),
+            Self::Sources(count) => (FIRST_UNKNOWN_SOURCE, count, 1),
         };
         Addressing {
             source_mac: LOAD_MAC,
@@ -159,6 +162,7 @@ impl FloodSource {
         match self {
             Self::OneHost => FLOW_COUNT.into(),
             Self::UnknownSources => UNKNOWN_SOURCE_COUNT as usize,
+            Self::Sources(count) => count as usize,
         }
     }
 }

@@ -53,6 +53,7 @@ impl RouterCosts {
             work_ns: (self.filter_ns * 2.0 / 3.0) as u64,
             transmit_ns: self.transmit_ns as u64,
             transmit_done_ns: part(0.1),
+            refuse_ns: 0,
         }
     }
 

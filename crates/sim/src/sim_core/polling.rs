@@ -4,6 +4,7 @@ use tidegate_gate::{GateAction, Mode, Ring, Turn};
 
 use super::SimCore;
 use crate::processor::PriorityLevel;
+use crate::report::DropPoint;
 use crate::tasks::{PollLoop, poller_level};
 use crate::timers::Timer;
 
@@ -18,6 +19,9 @@ impl SimCore {
                 return self.processor.assign(self.tasks.poller, cost_ns);
             }
             self.polling.turn = None;
+            if matches!(turn.ring, Ring::Receive(_)) {
+                self.backlog_meter.on_turn(taken as usize, taken < turn.quota);
+            }
             let clock_ns = self.clock_ns();
             self.gate.on_served(turn, taken, clock_ns);
             if self.has_work(turn.ring) {
@@ -41,7 +45,8 @@ impl SimCore {
         let clock_ns = self.clock_ns();
         match self.gate.next(clock_ns) {
             GateAction::Serve(turn) => {
-                self.polling = PollLoop { turn: Some((turn, 0)), checking_ring: true };
+                self.polling =
+                    PollLoop { turn: Some((turn, 0)), checking_ring: true, ..PollLoop::default() };
                 self.processor.assign(self.tasks.poller, self.costs.poll_ns);
             }
             // The loop continues as the last in the order of the applications, and queries the
@@ -74,9 +79,7 @@ impl SimCore {
     /// Cost of the next packet of a ring; `None` if the ring is empty.
     fn begin_packet(&mut self, ring: Ring) -> Option<u64> {
         match ring {
-            Ring::Receive(_) => {
-                (self.nic.waiting() > 0).then(|| self.costs.poll_receive_ns + self.protocol_ns())
-            }
+            Ring::Receive(_) => self.begin_receive(),
             Ring::Transmit(_) => {
                 (self.nic.reclaimable() > 0).then_some(self.costs.transmit_done_ns)
             }
@@ -84,10 +87,31 @@ impl SimCore {
         }
     }
 
+    /// Cost of the next packet of the NIC; `None` if the ring is empty, or a whole ring of packets
+    /// was refused in this turn.
+    fn begin_receive(&mut self) -> Option<u64> {
+        let packet = self.nic.first()?;
+        if self.examines_at_poll() && self.admission_stage.is_some() {
+            if self.polling.refused >= self.nic.capacity() {
+                return None;
+            }
+            if !self.is_admitted(packet) {
+                self.polling.refusing = true;
+                self.polling.refused += 1;
+                return Some(self.costs.refuse_ns);
+            }
+        }
+        Some(self.costs.poll_receive_ns + self.protocol_ns())
+    }
+
     /// Finishes a piece of work of the polling loop.
     pub(super) fn finish_poller(&mut self) {
         if std::mem::take(&mut self.polling.checking_ring) {
             return;
+        }
+        if std::mem::take(&mut self.polling.refusing) {
+            self.nic.take();
+            return self.count_drop(DropPoint::Admission);
         }
         let Some((turn, taken)) = &mut self.polling.turn else { return };
         *taken += 1;

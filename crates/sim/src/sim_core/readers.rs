@@ -7,6 +7,7 @@ use crate::processor::TaskId;
 use crate::report::DropPoint;
 use crate::router::FilterQueue;
 use crate::service::Service;
+use crate::udp::ServedDatagram;
 
 impl SimCore {
     /// Returns the index of the reader that runs as a task.
@@ -96,9 +97,9 @@ impl SimCore {
         let clock_ns = self.clock_ns();
         match &mut self.service {
             Service::Udp { udp, answers, .. } => {
-                let Some((arrived_ns, answered)) = udp.finish(clock_ns, reader, *answers) else {
-                    return;
-                };
+                let Some(served) = udp.finish(clock_ns, reader, *answers) else { return };
+                let ServedDatagram { arrived_ns, flow, answered } = served;
+                self.peer_delivered += u64::from(flow >= self.peer_flow);
                 self.answered += u64::from(answered);
                 if let Some(application) = self.applications.get_mut(reader) {
                     application.delivered += 1;

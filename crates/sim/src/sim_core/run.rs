@@ -3,6 +3,7 @@
 use tidegate_gate::Ring;
 
 use super::SimCore;
+use crate::admission::LoadTotals;
 use crate::load::Packet;
 use crate::processor::{ProcessorStep, TaskId};
 use crate::report::DropPoint;
@@ -14,7 +15,8 @@ impl SimCore {
     #[inline]
     pub(crate) fn arrive(&mut self, packet: Packet) {
         self.offered += 1;
-        if !self.is_admitted(packet) {
+        self.peer_offered += u64::from(packet.flow >= self.peer_flow);
+        if !self.examines_at_poll() && !self.is_admitted(packet) {
             self.count_drop(DropPoint::Admission);
         } else if self.nic.arrive(packet) {
             self.raise_interrupt();
@@ -139,9 +141,15 @@ impl SimCore {
         self.timers.find_next();
     }
 
-    /// Returns true if the packet reaches the NIC. Refusing a packet costs the host nothing.
+    /// True if the polling loop examines packets; false if they are examined in front of the NIC.
     #[inline]
-    fn is_admitted(&mut self, packet: Packet) -> bool {
+    pub(super) fn examines_at_poll(&self) -> bool {
+        self.costs.refuse_ns > 0 && !self.mode.has_input_queue()
+    }
+
+    /// Returns true if admission control admits the packet.
+    #[inline]
+    pub(super) fn is_admitted(&mut self, packet: Packet) -> bool {
         let clock_ns = self.clock_ns();
         match &mut self.admission_stage {
             Some(stage) => stage.is_admitted(clock_ns, self.offered, packet),
@@ -153,12 +161,22 @@ impl SimCore {
     fn on_admission_period(&mut self) {
         self.set_admission_timer();
         let clock_ns = self.clock_ns();
-        let refused = self.drops[DropPoint::Admission as usize];
-        let own_drops: u64 = self.drops.iter().sum::<u64>() - refused;
-        let late_drops = own_drops + self.service.socket_drops();
+        let drops = |point: DropPoint| self.drops[point as usize];
+        let (refused, rx_missed) = (drops(DropPoint::Admission), drops(DropPoint::NicRing));
+        let own_drops: u64 = self.drops.iter().sum::<u64>() - refused - rx_missed;
+        // In front of the NIC, the packets lost on a full ring were admitted.
+        let (late, rx_missed) =
+            if self.examines_at_poll() { (0, rx_missed) } else { (rx_missed, 0) };
+        let totals = LoadTotals {
+            served: self.delivered,
+            late_drops: own_drops + late + self.service.socket_drops(),
+            offered: self.offered,
+            rx_missed,
+        };
         let level_percent = self.service.max_level_percent();
+        let backlog_percent = self.backlog_meter.take();
         if let Some(stage) = &mut self.admission_stage {
-            stage.on_period(clock_ns, self.delivered, late_drops, level_percent);
+            stage.on_period(clock_ns, totals, level_percent, backlog_percent);
         }
     }
 }

@@ -29,7 +29,9 @@ pub(in crate::daemon) struct SocketServer {
 }
 
 impl SocketServer {
-    pub(in crate::daemon) fn new(engine: Engine, claims: PortClaims) -> Self {
+    pub(in crate::daemon) fn new(mut engine: Engine, claims: PortClaims) -> Self {
+        // A slow reader must cost the other applications of the core little.
+        engine.gate().bound_pauses();
         Self {
             engine,
             claims,
