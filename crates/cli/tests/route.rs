@@ -106,13 +106,22 @@ const DEVICES_AND_MODES: [(&str, &[&str]); 2] =
 /// a buffer one frame long.
 const HAS_IPV4_FRAGMENTS: bool = cfg!(not(feature = "dpdk"));
 
+/// Testbed with veth pairs as Linux makes them. DPDK's AF_PACKET driver does not learn the state of
+/// checksums.
+fn new_testbed() -> RouterTestbed {
+    match cfg!(feature = "dpdk") {
+        true => RouterTestbed::as_on_a_wire().unwrap(),
+        false => RouterTestbed::new().unwrap(),
+    }
+}
+
 fn on_every_device(test: &str, programs: &[&str], check: impl Fn(&RouterTestbed)) {
     if !is_root(test) || !has_programs(test, programs) {
         return;
     }
     for (kind, flags) in DEVICES_AND_MODES {
         eprintln!("{test} on {kind} {flags:?}");
-        let testbed = RouterTestbed::new().unwrap();
+        let testbed = new_testbed();
         let router = route(&testbed, kind, flags);
         check(&testbed);
         let report = router.stop();
@@ -177,7 +186,7 @@ fn sender_learns_the_path_mtu() {
         return;
     }
     for kind in ["packet", "xdp"] {
-        let testbed = RouterTestbed::new().unwrap();
+        let testbed = new_testbed();
         testbed.router.ip(&["link", "set", &testbed.right_device, "mtu", "1300"]).unwrap();
         testbed.right.namespace.ip(&["link", "set", &testbed.right.device, "mtu", "1300"]).unwrap();
         let router = route(&testbed, kind, &[]);
@@ -270,7 +279,7 @@ impl FilterSetup {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("rules"), RULES).unwrap();
-        Self { testbed: RouterTestbed::new().unwrap(), folder }
+        Self { testbed: new_testbed(), folder }
     }
 
     fn path(&self, name: &str) -> String {
@@ -474,7 +483,7 @@ fn killed_router_leaves_no_xdp_program() {
     if !is_root("route_gone") {
         return;
     }
-    let testbed = RouterTestbed::new().unwrap();
+    let testbed = new_testbed();
     let mut router = route(&testbed, "xdp", &[]);
     router.child.kill().unwrap();
     router.child.wait().unwrap();

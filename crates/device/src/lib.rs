@@ -39,10 +39,14 @@ pub mod netlink;
 #[cfg(feature = "packet")]
 pub mod packet;
 pub mod pcap;
+#[cfg(any(feature = "packet", feature = "xdp"))]
+mod segments;
 pub mod sharded;
 pub mod steering;
 pub mod tap;
 pub mod trace;
+#[cfg(any(feature = "packet", feature = "xdp"))]
+mod transport;
 mod tx_copies;
 mod vnet;
 #[cfg(feature = "xdp")]

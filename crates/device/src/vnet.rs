@@ -18,6 +18,8 @@ const DATA_VALID: u8 = 2;
 
 const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
+/// UDP datagrams of one size (`UDP_SEGMENT`).
+const GSO_UDP_L4: u8 = 5;
 /// CWR flag of the packet (RFC 3168), set on the first segment only.
 const GSO_ECN: u8 = 0x80;
 
@@ -34,6 +36,9 @@ pub struct RxOffload {
     pub merged: bool,
     /// Payload bytes per packet for TCP segments with a trusted checksum; 0 otherwise.
     pub segment_bytes: u16,
+    /// Payload bytes per packet of a merged frame that can be split: TCP segments or UDP datagrams
+    /// with a trusted checksum; 0 otherwise.
+    pub split_bytes: u16,
 }
 
 /// Parses the header of a received frame of `len` bytes.
@@ -56,12 +61,16 @@ pub fn decode(raw: &RawHeader, len: usize) -> RxOffload {
         Checksum::Unknown
     };
     let is_tcp = matches!(raw[1] & !GSO_ECN, GSO_TCPV4 | GSO_TCPV6);
-    let segment_bytes = match checksum {
-        Checksum::Partial { .. } if is_tcp => u16::from_ne_bytes([raw[4], raw[5]]),
+    let can_split = is_tcp || raw[1] == GSO_UDP_L4;
+    let split_bytes = match checksum {
+        Checksum::Unknown => 0,
+        _ if can_split => u16::from_ne_bytes([raw[4], raw[5]]),
         _ => 0,
     };
-    let fits = usize::from(segment_bytes) <= MAX_SEGMENT_BYTES;
-    RxOffload { checksum, merged: raw[1] != 0, segment_bytes: if fits { segment_bytes } else { 0 } }
+    let is_partial = matches!(checksum, Checksum::Partial { .. });
+    let fits = usize::from(split_bytes) <= MAX_SEGMENT_BYTES;
+    let segment_bytes = if is_tcp && is_partial && fits { split_bytes } else { 0 };
+    RxOffload { checksum, merged: raw[1] != 0, segment_bytes, split_bytes }
 }
 
 /// Makes the header of a frame to send, whose data is `bytes`. Segmentation is for TCP only.
@@ -145,7 +154,12 @@ mod tests {
             let raw = encoded(partial, 1000, 3000, put);
             assert_eq!((raw[0], raw[1]), (NEEDS_CSUM, kind));
             assert_eq!(u16::from_ne_bytes([raw[2], raw[3]]), headers_bytes);
-            let expected = RxOffload { checksum: partial, merged: true, segment_bytes: 1000 };
+            let expected = RxOffload {
+                checksum: partial,
+                merged: true,
+                segment_bytes: 1000,
+                split_bytes: 1000,
+            };
             assert_eq!(decode(&raw, 3000), expected);
         }
     }
@@ -154,15 +168,25 @@ mod tests {
     fn decodes_verified_and_merged_frames() {
         let mut raw = [0; HEADER_BYTES];
         raw[0] = DATA_VALID;
-        let expected = RxOffload { checksum: Checksum::Verified, merged: false, segment_bytes: 0 };
+        let expected = RxOffload {
+            checksum: Checksum::Verified,
+            merged: false,
+            segment_bytes: 0,
+            split_bytes: 0,
+        };
         assert_eq!(decode(&raw, 60), expected);
         // UDP.
         raw[1] = 5;
         raw[4..6].copy_from_slice(&1000_u16.to_ne_bytes());
-        assert_eq!(decode(&raw, 60), RxOffload { merged: true, ..expected });
-        // TCP whose checksum nothing vouches for.
+        let split = RxOffload { merged: true, split_bytes: 1000, ..expected };
+        assert_eq!(decode(&raw, 60), split);
+        // TCP: kept whole only with a checksum that the device can complete for each segment.
         raw[1] = GSO_TCPV4;
-        assert_eq!(decode(&raw, 60), RxOffload { merged: true, ..expected });
+        assert_eq!(decode(&raw, 60), split);
+        // A checksum that nothing vouches for.
+        raw[0] = 0;
+        let unknown = RxOffload { checksum: Checksum::Unknown, split_bytes: 0, ..split };
+        assert_eq!(decode(&raw, 60), unknown);
     }
 
     proptest! {

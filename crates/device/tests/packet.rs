@@ -160,7 +160,7 @@ fn drops_and_counts_frames_longer_than_a_buffer() {
 }
 
 #[test]
-fn drops_and_counts_unsegmented_gso_frames() {
+fn splits_gso_frames() {
     if !enter_namespace() {
         return;
     }
@@ -168,19 +168,30 @@ fn drops_and_counts_unsegmented_gso_frames() {
     for receive in RECEIVE_MODES {
         let mut arena = arena(64);
         let mut device = open("tg0", receive, &mut arena);
-        for (local, remote) in [(KERNEL_V4, DEVICE_V4), (KERNEL_V6, DEVICE_V6)] {
+        for (local, remote, udp) in [(KERNEL_V4, DEVICE_V4, 34), (KERNEL_V6, DEVICE_V6, 54)] {
             let client = client(local, remote);
-            set_udp_segment_bytes(&client, 100);
-            // Four datagrams in one GSO frame, and one datagram in its own frame.
-            client.send(&[1; 400]).unwrap();
-            client.send(&[2; 100]).unwrap();
-            let mut burst = receive_matching(&mut device, &mut arena, 1, |frame| {
-                is_udp_to(frame, true, ECHO_PORT)
-            });
-            assert_eq!(arena.bytes(&burst[0]).last(), Some(&2));
-            free_all(&mut arena, &mut burst);
+            // Datagrams in one GSO frame, which fits into a buffer or does not, and one datagram
+            // in its own frame.
+            for (segment_bytes, bytes) in [(100, 350), (100, 100), (1000, 30_500)] {
+                set_udp_segment_bytes(&client, segment_bytes as libc::c_int);
+                let sent: Vec<u8> = (0..bytes).map(|n| (n % 251) as u8).collect();
+                client.send(&sent).unwrap();
+                let count = sent.len().div_ceil(segment_bytes);
+                let mut burst = receive_matching(&mut device, &mut arena, count, |frame| {
+                    is_udp_to(frame, true, ECHO_PORT)
+                });
+                for (frame, expected) in burst.iter().zip(sent.chunks(segment_bytes)) {
+                    assert_eq!(frame.checksum(), Checksum::Partial { start: udp, offset: 6 });
+                    let datagram = &arena.bytes(frame)[usize::from(udp)..];
+                    assert_eq!(datagram[4..6], (datagram.len() as u16).to_be_bytes());
+                    assert!(datagram[8..] == *expected, "{receive:?}");
+                }
+                assert_eq!(burst.len(), count);
+                free_all(&mut arena, &mut burst);
+            }
         }
-        assert_eq!(device.counters().drops.get(DropReason::FrameTooLong), 2, "{receive:?}");
+        assert_eq!(device.counters().drops.total(), 0, "{receive:?}");
+        assert_eq!(arena.available(), arena.capacity());
     }
 }
 

@@ -15,7 +15,7 @@ fn main() -> Result<(), LabError> {
     };
     let seconds = std::env::args().nth(2).and_then(|text| text.parse().ok()).unwrap_or(3.0);
     let a = if link == LinkKind::Kernel { vec!["10.98.0.1/24".to_owned()] } else { Vec::new() };
-    let pair = VethPair::new(&VethConfig { a, b: vec!["10.98.0.2/24".to_owned()] })?;
+    let pair = VethPair::as_on_a_wire(&VethConfig { a, b: vec!["10.98.0.2/24".to_owned()] })?;
     let config = LoadConfig {
         interface: Some(pair.a.device.clone()),
         source: (link != LinkKind::Kernel).then_some([10, 98, 0, 9].into()),

@@ -259,8 +259,7 @@ pub struct VethConfig {
     pub b: Vec<String>,
 }
 
-/// Two namespaces joined by a veth pair with one queue, up, with offloads off: the frames on the
-/// pair are those of a physical wire.
+/// Two namespaces joined by a veth pair with one queue, up.
 #[derive(Debug)]
 pub struct VethPair {
     /// The first end: clients and load generators.
@@ -270,7 +269,21 @@ pub struct VethPair {
 }
 
 impl VethPair {
-    /// Creates the namespaces, the devices and their addresses.
+    /// As [`VethPair::new`], with offloads off: the frames on the pair are those of a physical
+    /// wire.
+    ///
+    /// # Errors
+    /// The errors of [`Namespace::new`] and of [`VethEnd::ethtool`].
+    pub fn as_on_a_wire(config: &VethConfig) -> Result<Self, LabError> {
+        let pair = Self::new(config)?;
+        for end in [&pair.a, &pair.b] {
+            end.ethtool(&["tx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
+        }
+        Ok(pair)
+    }
+
+    /// Creates the namespaces, the devices and their addresses. The devices have the offloads that
+    /// Linux gives a veth: frames have unfilled checksums and up to 64 KiB.
     ///
     /// # Errors
     /// The errors of [`Namespace::new`].
@@ -316,9 +329,7 @@ impl VethEnd {
         let text = namespace.ip(&["-o", "link", "show", &device])?;
         let mac = parse_mac_of_link(&text)
             .ok_or_else(|| LabError::Config(format!("no hardware address in {text:?}")))?;
-        let end = Self { namespace, device, mac };
-        end.ethtool(&["tx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
-        Ok(end)
+        Ok(Self { namespace, device, mac })
     }
 
     /// Interface index of the device.

@@ -183,7 +183,7 @@ pub fn run(
             })
         }
         SoakLink::Xdp => {
-            let pair = VethPair::new(&VethConfig::default())?;
+            let pair = VethPair::as_on_a_wire(&VethConfig::default())?;
             let xdp = XdpConfig::new(&pair.b.device).busy_poll(BusyPoll::default());
             let net = NetConfig::new(xdp).address(address);
             let net = pair.b.namespace.enter(|| open_net(config, net))??;

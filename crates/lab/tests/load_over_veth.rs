@@ -27,7 +27,7 @@ fn can_create_namespaces() -> bool {
 fn veth_pair(client_has_addresses: bool) -> VethPair {
     let own = |n: u8| vec![format!("10.99.0.{n}/24"), format!("fd99::{n}/64")];
     let a = if client_has_addresses { own(1) } else { Vec::new() };
-    VethPair::new(&VethConfig { a, b: own(2) }).unwrap()
+    VethPair::as_on_a_wire(&VethConfig { a, b: own(2) }).unwrap()
 }
 
 /// Echoes in the second namespace until `work` in the first has finished.

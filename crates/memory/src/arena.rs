@@ -194,6 +194,12 @@ impl Arena {
         self.usable_bytes.saturating_sub(frame.headroom())
     }
 
+    /// Largest data length of a new frame, in bytes.
+    #[inline]
+    pub fn max_data_bytes(&self) -> usize {
+        self.usable_bytes - usize::from(HEADROOM_BYTES)
+    }
+
     /// True if the memory uses hugepages.
     pub fn uses_hugepages(&self) -> bool {
         self.hugepages
@@ -394,6 +400,22 @@ impl Arena {
         self.lend_batch().reclaim(address, len)
     }
 
+    /// Data that the borrower of a frame wrote, from an address inside the frame. Unlike the data
+    /// of a frame, it may reach the frame's last byte. `None` when the address is outside the
+    /// mapping, the data does not fit in the frame, or the frame is not lent.
+    #[inline]
+    pub fn lent_bytes(&self, address: u64, len: u32) -> Option<&[u8]> {
+        let (offset, len) = (usize::try_from(address).ok()?, len as usize);
+        let is_lent = *self.state.get(offset >> self.shift)? == FrameState::Lent;
+        if !is_lent || (offset & (self.frame_bytes - 1)) + len > self.frame_bytes {
+            return None;
+        }
+        // SAFETY: the range is inside one frame, and so inside the mapping, which lives as long as
+        // `self`. Only the borrower, outside this process, writes to a lent frame; a borrower that
+        // has announced the data has done so.
+        Some(unsafe { slice::from_raw_parts(self.base.as_ptr().add(offset), len) })
+    }
+
     /// Puts every lent frame back on the free list. Only valid once the borrower is gone: the
     /// socket closed, the NIC reset.
     pub fn reclaim_all(&mut self) {
@@ -548,6 +570,22 @@ mod tests {
         let _ = arena.lend(frame);
         arena.reclaim_all();
         assert_eq!(arena.available(), 2);
+    }
+
+    #[test]
+    fn lent_data_reaches_the_end_of_the_frame() {
+        let mut arena = arena(2);
+        let frame = arena.alloc_from(b"data").unwrap();
+        let offset = frame.offset() as u64;
+        assert!(arena.lent_bytes(offset, 4).is_none(), "not lent");
+        let address = arena.lend(frame);
+        assert_eq!(arena.lent_bytes(address, 4), Some(&b"data"[..]));
+        let end = (address | 2047) + 1;
+        assert_eq!(arena.lent_bytes(end - 1, 1).unwrap().len(), 1);
+        assert!(arena.lent_bytes(end - 1, 2).is_none(), "past the end of the frame");
+        assert!(arena.lent_bytes(1 << 40, 0).is_none(), "outside the arena");
+        assert!(arena.lent_bytes(address, u32::MAX).is_none());
+        arena.reclaim_all();
     }
 
     #[test]

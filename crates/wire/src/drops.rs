@@ -66,7 +66,7 @@ drop_reasons! {
     DeviceRingFull, "device_ring_full", Limit, "The device's receive ring was full, so the kernel or the NIC dropped the frame.";
     DeviceInvalidDescriptor, "device_invalid_descriptor", Fault, "The kernel rejected or returned a descriptor that the device did not own.";
     DeviceFrameDamaged, "device_frame_damaged", Fault, "The NIC received a damaged, truncated or otherwise invalid frame: check the cable, the transceiver and the link partner.";
-    FrameTooLong, "frame_too_long", Limit, "The frame exceeds the limit of the NIC or the size of an arena buffer: lower the peer's MTU or turn off its segmentation offload.";
+    FrameTooLong, "frame_too_long", Limit, "The frame exceeds the limit of the NIC or the size of an arena buffer: lower the peer's MTU; or the frame holds several datagrams of a sender on this machine (`UDP_SEGMENT`), which AF_XDP in generic mode cannot tell apart: use native mode or --io packet.";
     NoBuffer, "no_buffer", Limit, "The arena had no free frame.";
     InputQueueFull, "input_queue_full", Limit, "The queue between receive processing and protocol processing was full: only modes `interrupt` and `moderated` have this queue.";
     FaultInjected, "fault_injected", Normal, "The fault injector dropped the frame on purpose.";
@@ -160,7 +160,7 @@ drop_reasons! {
     UdpTruncated, "udp_truncated", Peer, "The packet is shorter than a UDP header.";
     UdpLength, "udp_length", Peer, "The UDP length is under 8 bytes or past the packet.";
     UdpChecksum, "udp_checksum", Peer, "The UDP checksum is wrong.";
-    UdpChecksumUnfilled, "udp_checksum_unfilled", Fault, "A sender on this machine left the UDP checksum to checksum offload: run `ethtool -K DEV tx off` on the peer's device.";
+    UdpChecksumUnfilled, "udp_checksum_unfilled", Fault, "The UDP checksum was left to checksum offload, on an interface that is not known to have senders on this machine (veth, netkit, tun, bridge and macvlan are): use --io packet, which learns the state of the checksum.";
     UdpChecksumMissing, "udp_checksum_missing", Peer, "A UDP datagram over IPv6 has no checksum (RFC 8200 section 8.1).";
     UdpPortZero, "udp_port_zero", Peer, "The UDP destination port is zero.";
     UdpNoSocket, "udp_no_socket", Normal, "No socket is bound to this UDP port; an ICMP error was returned.";
@@ -170,7 +170,7 @@ drop_reasons! {
     TcpHeaderLength, "tcp_header_length", Peer, "The TCP data offset is under 20 bytes or past the segment.";
     TcpOptions, "tcp_options", Peer, "A TCP option has an invalid length.";
     TcpChecksum, "tcp_checksum", Peer, "The TCP checksum is wrong.";
-    TcpChecksumUnfilled, "tcp_checksum_unfilled", Fault, "A sender on this machine left the TCP checksum to checksum offload: run `ethtool -K DEV tx off` on the peer's device.";
+    TcpChecksumUnfilled, "tcp_checksum_unfilled", Fault, "The TCP checksum was left to checksum offload, on an interface that is not known to have senders on this machine (veth, netkit, tun, bridge and macvlan are): use --io packet, which learns the state of the checksum.";
     TcpPortZero, "tcp_port_zero", Peer, "A TCP port is zero.";
     TcpGroup, "tcp_group", Peer, "A TCP segment was sent to a multicast or broadcast address.";
     TcpNoSocket, "tcp_no_socket", Normal, "No TCP connection or listener matches the segment; a reset was returned.";

@@ -181,7 +181,8 @@ impl Drop for Bridge {
 }
 
 impl Testbed {
-    /// Creates the testbed. The client has its addresses; the server's are still unassigned.
+    /// Creates the testbed, with a veth as Linux makes it. The client has its addresses; the
+    /// server's are still unassigned.
     pub fn new(kind: DeviceKind) -> Self {
         match kind {
             DeviceKind::Tap => {
@@ -201,7 +202,11 @@ impl Testbed {
             _ => {
                 let client = [format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")];
                 let config = VethConfig { a: client.into(), b: Vec::new() };
-                Self::Veth(VethPair::new(&config).unwrap())
+                Self::Veth(match kind {
+                    // DPDK's AF_PACKET driver does not learn the state of checksums.
+                    DeviceKind::DpdkPacket => VethPair::as_on_a_wire(&config).unwrap(),
+                    _ => VethPair::new(&config).unwrap(),
+                })
             }
         }
     }

@@ -140,6 +140,13 @@ impl Interface {
         Ok(answer.into_iter().filter_map(Self::from_message).collect())
     }
 
+    /// True if frames on this interface may come from this machine without passing a NIC: with an
+    /// unfilled checksum, or with several packets in one frame.
+    pub fn has_local_peers(&self) -> bool {
+        let local = ["veth", "netkit", "tun", "bridge", "macvlan"];
+        self.kind.as_deref().is_some_and(|kind| local.contains(&kind))
+    }
+
     fn from_message(message: RouteNetlinkMessage) -> Option<Self> {
         match message {
             RouteNetlinkMessage::NewLink(link) => Self::from_link(&link),

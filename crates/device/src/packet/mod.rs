@@ -7,6 +7,10 @@
 //! kernel would answer as well ("port unreachable"). Opening therefore refuses such an address:
 //! sharing an address needs the `xdp` device.
 //!
+//! Frames that stand for several packets are split: a sender on this machine leaves segmentation to
+//! its device, and the kernel coalesces what it receives. With [`PacketConfig::segmentation`] the
+//! stack takes TCP segments as they are.
+//!
 //! Receiving works in one of two modes ([`ReceiveMode`]). Sending always uses `sendmmsg`, up to
 //! 64 frames a call. A transmit ring would save one copy, but holds its slots until the receiver
 //! has read them, so a slow peer on veth would block the device.
@@ -24,7 +28,8 @@ use tidegate_wire::{DropReason, Medium};
 
 use crate::buffer::LINK_HEADER_BYTES;
 use crate::netlink::{self, GroLimit, Interface, NetlinkError};
-use crate::{Burst, Capabilities, Device, DeviceCounters, buffer, vnet};
+use crate::segments::{Segments, Splitter};
+use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, buffer, vnet};
 use ring::{NextFrame, RingReader};
 use sys::{BURST_FRAMES, Batch, Socket};
 
@@ -191,9 +196,9 @@ pub enum PacketError {
     },
 }
 
-/// Size of a ring block in bytes. A frame must fit in a block; small blocks fill early and so
-/// wait less.
-const BLOCK_BYTES: usize = 32 << 10;
+/// Size of a ring block in bytes. A frame must fit in a block, also one that stands for several
+/// packets; small blocks fill early and so wait less.
+const BLOCK_BYTES: usize = 128 << 10;
 
 /// Block timeout: the shortest that the kernel supports.
 const BLOCK_TIMEOUT_MS: u32 = 1;
@@ -202,11 +207,14 @@ const BLOCK_TIMEOUT_MS: u32 = 1;
 /// are dropped without using the quota, and must not stall it.
 const MAX_SKIPPED_FRAMES: usize = 64;
 
-/// With segmentation, the frames that one call receives, and the bytes after which no further
-/// call is made. A burst is acknowledged only when all of it was read, and the sender waits until
-/// then.
+/// With frames that stand for several packets, the frames that one call receives; with segmentation
+/// also the bytes after which no further call is made. A burst is acknowledged only when all of it
+/// was read, and the sender waits until then.
 const MERGED_FRAMES_PER_CALL: usize = 4;
 const MERGED_BYTES_PER_RECEIVE: u64 = 96 << 10;
+
+/// VLAN tag that the kernel removed from a frame: protocol and tag control information.
+type VlanTag = (u16, u16);
 
 enum Receiver {
     Syscalls,
@@ -221,6 +229,14 @@ pub struct PacketDevice {
     receiver: Receiver,
     batch: Batch,
     spare: Vec<Frame>,
+    /// Frames of the last call that are not handled yet, and the place of the first in the batch.
+    unread: Burst,
+    next_unread: usize,
+    /// True if one of the last frames stood for several packets.
+    merged: bool,
+    splitter: Splitter,
+    /// VLAN tag of the frame that is split.
+    split_vlan: Option<VlanTag>,
     socket: Socket,
     /// Limits GRO, so that coalesced frames fit into buffers.
     _gro_limit: Option<GroLimit>,
@@ -269,6 +285,11 @@ impl PacketDevice {
             receiver,
             batch: Batch::new(),
             spare: Vec::with_capacity(BURST_FRAMES),
+            unread: Burst::with_capacity(BURST_FRAMES),
+            next_unread: 0,
+            merged: false,
+            splitter: Splitter::new(),
+            split_vlan: None,
             socket,
             _gro_limit: gro_limit,
         })
@@ -280,56 +301,99 @@ impl PacketDevice {
         burst: &mut Burst,
         quota: usize,
     ) -> io::Result<usize> {
-        let segments = self.capabilities.segmentation;
-        let mut taken = 0;
-        let mut examined = 0;
-        let per_call = if segments { MERGED_FRAMES_PER_CALL } else { BURST_FRAMES };
         let before_bytes = self.counters.received_bytes;
-        while taken < quota && examined < quota + MAX_SKIPPED_FRAMES {
-            if segments && self.counters.received_bytes - before_bytes >= MERGED_BYTES_PER_RECEIVE {
+        let (before, mut examined, mut is_drained) = (burst.len(), 0, false);
+        while burst.len() - before < quota && examined < quota + MAX_SKIPPED_FRAMES {
+            if self.splitter.is_active() {
+                // Without a free frame, the rest waits.
+                let Some(frame) = self.next_packet(arena) else { break };
+                self.deliver(frame, burst);
+            } else if let Some(frame) = self.unread.pop_front() {
+                examined += 1;
+                if let Some(frame) = self.accept_message(arena, frame) {
+                    self.deliver(frame, burst);
+                }
+            } else if is_drained
+                || self.capabilities.segmentation
+                    && self.counters.received_bytes - before_bytes >= MERGED_BYTES_PER_RECEIVE
+            {
                 break;
-            }
-            let want = (quota - taken).min(per_call);
-            self.spare
-                .extend(std::iter::from_fn(|| buffer::alloc_receive_buffer(arena)).take(want));
-            let offered = self.spare.len();
-            let outcome = match offered {
-                0 => Ok(0),
-                _ => self.batch.receive(&self.socket, arena, &mut self.spare),
-            };
-            let filled = *outcome.as_ref().unwrap_or(&0);
-            for (at, frame) in self.spare.drain(..).enumerate() {
-                if at >= filled {
-                    arena.free(frame);
-                    continue;
-                }
-                let received = self.batch.received_frame(at);
-                let header = vnet::decode(&received.vnet, received.len);
-                let is_accepted = !header.merged || segments && header.segment_bytes > 0;
-                let fits = is_accepted && !received.truncated;
-                match finish_frame(arena, frame, received.len, fits, header, received.vlan) {
-                    Some(frame) => {
-                        count_received(&mut self.counters, &frame);
-                        burst.push_back(frame);
-                        taken += 1;
-                    }
-                    None => self.counters.drops.count(DropReason::FrameTooLong),
-                }
-            }
-            examined += filled;
-            match outcome {
-                // The kernel had fewer frames than requested: no further call is needed.
-                Ok(filled) if filled < offered.max(1) => break,
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => break,
-                Err(error) => {
-                    self.on_error(error)?;
-                    break;
-                }
+            } else {
+                is_drained = self.read_messages(arena, quota - (burst.len() - before))?;
             }
         }
-        Ok(taken)
+        Ok(burst.len() - before)
+    }
+
+    fn deliver(&mut self, frame: Frame, burst: &mut Burst) {
+        self.counters.received += 1;
+        self.counters.received_bytes += frame.len() as u64;
+        burst.push_back(frame);
+    }
+
+    /// Makes the next packet of the frame that is split.
+    fn next_packet(&mut self, arena: &mut Arena) -> Option<Frame> {
+        let mut frame = self.splitter.next(arena)?;
+        if let Some((protocol, tag)) = self.split_vlan {
+            restore_vlan_tag(arena, &mut frame, protocol, tag);
+        }
+        Some(frame)
+    }
+
+    /// Reads up to `wanted` frames. Returns true if the kernel had fewer: no further call is
+    /// needed.
+    fn read_messages(&mut self, arena: &mut Arena, wanted: usize) -> io::Result<bool> {
+        let per_call = match self.capabilities.segmentation || self.merged {
+            true => MERGED_FRAMES_PER_CALL,
+            false => BURST_FRAMES,
+        };
+        let wanted = wanted.min(per_call);
+        self.spare.extend(std::iter::from_fn(|| buffer::alloc_receive_buffer(arena)).take(wanted));
+        let offered = self.spare.len();
+        let outcome = match offered {
+            0 => Ok(0),
+            _ => self.batch.receive(&self.socket, arena, &mut self.spare),
+        };
+        let filled = *outcome.as_ref().unwrap_or(&0);
+        (self.next_unread, self.merged) = (0, false);
+        self.unread.extend(self.spare.drain(..filled));
+        self.spare.drain(..).for_each(|frame| arena.free(frame));
+        match outcome {
+            Ok(filled) => Ok(filled < offered.max(1)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
+            Err(error) => self.on_error(error).map(|()| true),
+        }
+    }
+
+    /// Turns the next unread message into a frame, or begins to split it.
+    #[inline]
+    fn accept_message(&mut self, arena: &mut Arena, frame: Frame) -> Option<Frame> {
+        let at = self.next_unread;
+        self.next_unread += 1;
+        let received = self.batch.received_frame(at);
+        let header = vnet::decode(&received.vnet, received.len);
+        let is_single = !header.merged;
+        let accepts = is_single || self.capabilities.segmentation && header.segment_bytes > 0;
+        if accepts {
+            let fits = !received.truncated;
+            let frame = finish_frame(arena, frame, received.len, fits, header, received.vlan);
+            if frame.is_none() {
+                self.counters.drops.count(DropReason::FrameTooLong);
+            }
+            return frame;
+        }
+        self.merged = true;
+        if !received.truncated {
+            let data = arena.bytes(&frame);
+            let rest = self.batch.overflow(at, received.len.saturating_sub(data.len()));
+            self.splitter.push_part(&data[..received.len.min(data.len())]);
+            self.splitter.push_part(rest);
+        }
+        arena.free(frame);
+        begin_split(&mut self.splitter, header, arena.max_data_bytes(), &mut self.counters);
+        self.split_vlan = received.vlan;
+        None
     }
 
     /// Ignores errors that are not fatal: the interface went down. An interface that is down may
@@ -454,6 +518,9 @@ fn finish_frame(
     Some(frame)
 }
 
+/// Bytes of a VLAN tag.
+const VLAN_TAG_BYTES: usize = 4;
+
 /// Restores the VLAN tag that the kernel removed from the frame.
 fn restore_vlan_tag(arena: &mut Arena, frame: &mut Frame, protocol: u16, tag: u16) {
     if frame.len() < 12 || frame.headroom() < 4 {
@@ -469,54 +536,81 @@ fn restore_vlan_tag(arena: &mut Arena, frame: &mut Frame, protocol: u16, tag: u1
     }
 }
 
-#[inline]
-fn count_received(counters: &mut DeviceCounters, frame: &Frame) {
-    counters.received += 1;
-    counters.received_bytes += frame.len() as u64;
+/// Begins to split the frame in `splitter`; counts a frame that cannot be split.
+fn begin_split(
+    splitter: &mut Splitter,
+    header: vnet::RxOffload,
+    max_frame_bytes: usize,
+    counters: &mut DeviceCounters,
+) {
+    // A VLAN tag is added later.
+    let max_frame_bytes = max_frame_bytes.saturating_sub(VLAN_TAG_BYTES);
+    if !splitter
+        .begin(max_frame_bytes, |frame| Segments::new(frame, usize::from(header.split_bytes)))
+    {
+        counters.drops.count(DropReason::FrameTooLong);
+    }
 }
 
-fn receive_from_ring(
-    reader: &mut RingReader,
-    counters: &mut DeviceCounters,
-    arena: &mut Arena,
-    burst: &mut Burst,
-    quota: usize,
-) -> usize {
-    let mut taken = 0;
-    for _ in 0..quota + MAX_SKIPPED_FRAMES {
-        // Without a free buffer, waiting frames stay in the ring.
-        if taken == quota || arena.available() == 0 {
-            break;
+impl PacketDevice {
+    fn receive_from_ring(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> usize {
+        let before = burst.len();
+        for _ in 0..quota + MAX_SKIPPED_FRAMES {
+            // Without a free buffer, waiting frames stay in the ring.
+            if burst.len() - before == quota || arena.available() == 0 {
+                break;
+            }
+            let frame = match self.splitter.is_active() {
+                true => self.next_packet(arena),
+                false => match self.next_ring_frame(arena) {
+                    Some(frame) => frame,
+                    None => break,
+                },
+            };
+            if let Some(frame) = frame {
+                self.deliver(frame, burst);
+            }
         }
+        if let Receiver::Ring(reader) = &mut self.receiver {
+            reader.release_finished_block();
+        }
+        burst.len() - before
+    }
+
+    /// Copies the next frame of the ring, or begins to split it. `None` if the ring is empty;
+    /// `Some(None)` for a frame that is split or dropped.
+    fn next_ring_frame(&mut self, arena: &mut Arena) -> Option<Option<Frame>> {
+        let Self { receiver: Receiver::Ring(reader), splitter, counters, .. } = self else {
+            return None;
+        };
         reader.release_finished_block();
-        match reader.next() {
-            NextFrame::Empty => break,
+        let ring_frame = match reader.next() {
+            NextFrame::Empty => return None,
             NextFrame::Malformed { lost } => {
                 counters.drops.add(DropReason::DeviceInvalidDescriptor, u64::from(lost));
+                return Some(None);
             }
-            NextFrame::Frame(ring_frame) => {
-                let header = vnet::decode(&ring_frame.vnet, ring_frame.data.len());
-                let copy = if ring_frame.truncated || header.merged {
-                    None
-                } else {
-                    arena.alloc_from(ring_frame.data)
-                };
-                let Some(mut frame) = copy else {
-                    counters.drops.count(DropReason::FrameTooLong);
-                    continue;
-                };
-                frame.set_checksum(header.checksum);
-                if let Some((protocol, tag)) = ring_frame.vlan {
-                    restore_vlan_tag(arena, &mut frame, protocol, tag);
-                }
-                count_received(counters, &frame);
-                burst.push_back(frame);
-                taken += 1;
-            }
+            NextFrame::Frame(frame) => frame,
+        };
+        let header = vnet::decode(&ring_frame.vnet, ring_frame.data.len());
+        let (vlan, truncated) = (ring_frame.vlan, ring_frame.truncated);
+        if header.merged && !truncated {
+            splitter.push_part(ring_frame.data);
+            begin_split(splitter, header, arena.max_data_bytes(), counters);
+            self.split_vlan = vlan;
+            return Some(None);
         }
+        let copy = if truncated { None } else { arena.alloc_from(ring_frame.data) };
+        let Some(mut frame) = copy else {
+            counters.drops.count(DropReason::FrameTooLong);
+            return Some(None);
+        };
+        frame.set_checksum(header.checksum);
+        if let Some((protocol, tag)) = vlan {
+            restore_vlan_tag(arena, &mut frame, protocol, tag);
+        }
+        Some(Some(frame))
     }
-    reader.release_finished_block();
-    taken
 }
 
 impl Device for PacketDevice {
@@ -525,10 +619,8 @@ impl Device for PacketDevice {
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
-        match &mut self.receiver {
-            Receiver::Ring(reader) => {
-                Ok(receive_from_ring(reader, &mut self.counters, arena, burst, quota))
-            }
+        match self.receiver {
+            Receiver::Ring(_) => Ok(self.receive_from_ring(arena, burst, quota)),
             Receiver::Syscalls => self.receive_by_syscalls(arena, burst, quota),
         }
     }
@@ -568,10 +660,12 @@ impl Device for PacketDevice {
         if let Some(error) = self.socket.take_error()? {
             self.on_error(error)?;
         }
-        Ok(match &self.receiver {
-            Receiver::Syscalls => true,
-            Receiver::Ring(reader) => !reader.has_frame(),
-        })
+        let has_unread = self.splitter.is_active() || !self.unread.is_empty();
+        Ok(!has_unread
+            && match &self.receiver {
+                Receiver::Syscalls => true,
+                Receiver::Ring(reader) => !reader.has_frame(),
+            })
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -584,6 +678,15 @@ impl Device for PacketDevice {
             self.counters.drops.add(DropReason::DeviceRingFull, dropped);
         }
         self.counters.clone()
+    }
+
+    fn close_for_handover(
+        mut self: Box<Self>,
+        arena: &mut Arena,
+        _keep: bool,
+    ) -> Option<HandoverState> {
+        self.unread.drain(..).for_each(|frame| arena.free(frame));
+        None
     }
 }
 

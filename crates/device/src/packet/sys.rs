@@ -10,6 +10,7 @@ use tidegate_memory::{Arena, Frame};
 use tidegate_wire::Medium;
 
 use super::filter::Instruction;
+use crate::segments::MAX_MERGED_BYTES;
 use crate::vnet;
 
 /// Maximum number of frames in one system call.
@@ -257,7 +258,7 @@ impl Drop for Ring {
 pub struct ReceivedFrame {
     /// Bytes of the frame, without the virtio header.
     pub len: usize,
-    /// True when the frame was longer than the buffer.
+    /// True when the frame was longer than the buffer and the overflow buffer together.
     pub truncated: bool,
     /// The virtio header.
     pub vnet: vnet::RawHeader,
@@ -272,9 +273,12 @@ type ControlBuffer = [u64; 6];
 /// Message headers for a batch, reused so that no call allocates.
 pub struct Batch {
     messages: Box<[libc::mmsghdr]>,
-    vectors: Box<[[libc::iovec; 2]]>,
+    vectors: Box<[[libc::iovec; 3]]>,
     vnet: Box<[vnet::RawHeader]>,
     control: Box<[ControlBuffer]>,
+    /// [`MAX_MERGED_BYTES`] for each message: the rest of a received frame that is longer than its
+    /// buffer. The kernel provides the memory when the first such frame is received.
+    overflow: Box<[u8]>,
 }
 
 // SAFETY: the pointers in the headers are set anew in every call and read only during the call;
@@ -288,27 +292,28 @@ impl Batch {
         let message = unsafe { mem::zeroed::<libc::mmsghdr>() };
         Self {
             messages: vec![message; BURST_FRAMES].into(),
-            vectors: vec![[empty; 2]; BURST_FRAMES].into(),
+            vectors: vec![[empty; 3]; BURST_FRAMES].into(),
             vnet: vec![[0; vnet::HEADER_BYTES]; BURST_FRAMES].into(),
             control: vec![[0; 6]; BURST_FRAMES].into(),
+            overflow: vec![0; BURST_FRAMES * MAX_MERGED_BYTES].into(),
         }
     }
 
-    /// Points message `at` to a virtio header and the data of a frame.
-    fn set_message(&mut self, at: usize, arena: &mut Arena, frame: &mut Frame, control: bool) {
-        let data = arena.bytes_mut(frame);
-        self.vectors[at] = [
-            libc::iovec {
-                iov_base: self.vnet[at].as_mut_ptr().cast(),
-                iov_len: vnet::HEADER_BYTES,
-            },
-            libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() },
-        ];
+    /// Points message `at` to a virtio header and the data of a frame, and to receive also to the
+    /// overflow and control buffers.
+    fn set_message(&mut self, at: usize, arena: &mut Arena, frame: &mut Frame, receives: bool) {
+        let vector = |bytes: &mut [u8]| libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let overflow = &mut self.overflow[at * MAX_MERGED_BYTES..][..MAX_MERGED_BYTES];
+        self.vectors[at] =
+            [vector(&mut self.vnet[at]), vector(arena.bytes_mut(frame)), vector(overflow)];
         let header = &mut self.messages[at].msg_hdr;
         header.msg_iov = self.vectors[at].as_mut_ptr();
-        header.msg_iovlen = 2;
+        header.msg_iovlen = if receives { 3 } else { 2 };
         header.msg_flags = 0;
-        if control {
+        if receives {
             header.msg_control = self.control[at].as_mut_ptr().cast();
             header.msg_controllen = size_of::<ControlBuffer>();
         } else {
@@ -352,6 +357,11 @@ impl Batch {
             vnet: self.vnet[at],
             vlan: parse_vlan_tag(&self.control[at], message.msg_hdr.msg_controllen),
         }
+    }
+
+    /// The last `bytes` bytes of frame `at`, which did not fit into the frame's buffer.
+    pub fn overflow(&self, at: usize, bytes: usize) -> &[u8] {
+        &self.overflow[at * MAX_MERGED_BYTES..][..bytes.min(MAX_MERGED_BYTES)]
     }
 
     /// Sends up to [`BURST_FRAMES`] frames and returns the number that the kernel took.

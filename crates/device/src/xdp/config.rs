@@ -227,12 +227,15 @@ pub(super) struct TargetInterface {
     pub mtu: u32,
     pub queues: Vec<u32>,
     pub is_veth: bool,
+    /// Frames may come from this machine, as [`Interface::has_local_peers`] says.
+    pub has_local_peers: bool,
 }
 
 impl TargetInterface {
     /// Looks up the interface and checks that an AF_XDP device can use it.
     pub(super) fn find(config: &XdpConfig, umem: &Umem) -> Result<Self, XdpError> {
         let interface = Interface::by_name(&config.interface)?;
+        let has_local_peers = interface.has_local_peers();
         let name = interface.name;
         if interface.medium != Some(Medium::Ethernet) || interface.loopback {
             return Err(XdpError::NotEthernet(name));
@@ -256,7 +259,15 @@ impl TargetInterface {
             return Err(XdpError::InvalidQueues { interface: name });
         }
         let is_veth = interface.kind.as_deref() == Some("veth");
-        Ok(Self { name, index: interface.index, mac: interface.mac.0, mtu, queues, is_veth })
+        Ok(Self {
+            name,
+            index: interface.index,
+            mac: interface.mac.0,
+            mtu,
+            queues,
+            is_veth,
+            has_local_peers,
+        })
     }
 }
 

@@ -234,6 +234,7 @@ mod tests {
             mtu: 1500,
             queues: vec![0, 1],
             is_veth: true,
+            has_local_peers: true,
         };
         let settings = BusyPoll { defer_irqs: 7, flush_timeout_ns: 123_456, ..BusyPoll::default() };
         let mut deferral = IrqDeferral::set(&target, &settings).unwrap();

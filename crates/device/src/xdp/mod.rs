@@ -78,6 +78,10 @@ pub struct SteeringCounters {
 struct DataPath {
     native: bool,
     zero_copy: bool,
+    /// Frames that stand for several TCP segments are split.
+    splits: bool,
+    /// Frames may come from senders on this machine.
+    local_peers: bool,
     busy_poll: Option<BusyPoll>,
 }
 
@@ -481,6 +485,12 @@ impl XdpDevice {
             } else {
                 "interrupts not deferred".to_string()
             });
+        }
+        if self.data_path.local_peers {
+            parts.push("unfilled checksums of local senders accepted".to_string());
+        }
+        if self.data_path.splits {
+            parts.push("TCP segmented on receive, UDP not".to_string());
         }
         parts.join(", ")
     }

@@ -13,7 +13,7 @@ use super::config::TargetInterface;
 use super::irq_deferral::IrqDeferral;
 use super::napi::NapiPoller;
 use super::program::SteeringProgram;
-use super::queue::Queue;
+use super::queue::{Queue, QueueSettings};
 use super::rx_missed::RxMissedCounters;
 use super::socket::{Binding, XdpSocket};
 use super::softirq_mode::SoftirqMode;
@@ -99,7 +99,7 @@ fn take_into_service(
             attach(link, config.mode, &target.name)?
         }
     };
-    let (sockets, zero_copy) = bind(config, target, umem, native)?;
+    let (sockets, copying) = bind(config, target, umem, native)?;
 
     let busy_poll = config.busy_poll.as_ref();
     if let Some(settings) = busy_poll {
@@ -110,7 +110,7 @@ fn take_into_service(
     let poller = busy_poll.and_then(|_| poller(target, &sockets));
     let irq_deferral = busy_poll.and_then(|settings| IrqDeferral::set(target, settings).ok());
 
-    let queues = queues(sockets, config, arena);
+    let queues = queues(sockets, config, target, arena);
     let readiness = match start(config, target, program, &queues) {
         Ok(readiness) => readiness,
         Err(error) => {
@@ -119,7 +119,13 @@ fn take_into_service(
             return Err(error);
         }
     };
-    let data_path = DataPath { native, zero_copy, busy_poll: config.busy_poll };
+    let data_path = DataPath {
+        native,
+        zero_copy: copying == Copying::None,
+        splits: copying == Copying::MultiBuffer,
+        local_peers: target.has_local_peers,
+        busy_poll: config.busy_poll,
+    };
     Ok(OpenedParts { queues, data_path, poller, irq_deferral, readiness })
 }
 
@@ -139,7 +145,7 @@ fn capabilities(target: &TargetInterface) -> Capabilities {
         medium: Medium::Ethernet,
         mac: target.mac,
         mtu: target.mtu as usize,
-        receive_checksum: false,
+        receive_checksum: target.has_local_peers,
         transmit_checksum: false,
         segmentation: false,
         queues: target.queues.len() as u32,
@@ -148,10 +154,19 @@ fn capabilities(target: &TargetInterface) -> Capabilities {
 
 /// Creates the queues of the sockets. At most half of the arena is lent for receiving; the
 /// rest holds received frames and frames to send.
-fn queues(sockets: Vec<XdpSocket>, config: &XdpConfig, arena: &mut Arena) -> Vec<Queue> {
-    let lent_target = (arena.capacity() / 2 / sockets.len().max(1)) as u32;
-    let busy_poll = config.busy_poll.is_some();
-    sockets.into_iter().map(|socket| Queue::new(socket, lent_target, busy_poll, arena)).collect()
+fn queues(
+    sockets: Vec<XdpSocket>,
+    config: &XdpConfig,
+    target: &TargetInterface,
+    arena: &mut Arena,
+) -> Vec<Queue> {
+    let settings = QueueSettings {
+        lent_target: (arena.capacity() / 2 / sockets.len().max(1)) as u32,
+        busy_poll: config.busy_poll.is_some(),
+        local_peers: target.has_local_peers,
+        mtu: target.mtu as usize,
+    };
+    sockets.into_iter().map(|socket| Queue::new(socket, settings, arena)).collect()
 }
 
 /// Fills the program's maps: the rules first, the sockets last, so that no frame is
@@ -226,34 +241,58 @@ pub(super) fn attach(
     Err(XdpError::Attach { interface: interface.to_owned(), tried, source, hint })
 }
 
-/// Opens a socket for each queue; returns the sockets, and true if they are zero-copy. Each
-/// attempt creates new sockets: a failed bind leaves a socket and its umem unusable.
+/// Copy mode of bound sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copying {
+    /// Zero-copy.
+    None,
+    /// The kernel copies each packet into one buffer.
+    SingleBuffer,
+    /// The kernel copies each packet into as many buffers as it needs (Linux 6.6).
+    MultiBuffer,
+}
+
+/// Opens a socket for each queue; returns the sockets and their copy mode. Each attempt creates
+/// new sockets: a failed bind leaves a socket and its umem unusable.
 fn bind(
     config: &XdpConfig,
     target: &TargetInterface,
     umem: &Umem,
     native: bool,
-) -> Result<(Vec<XdpSocket>, bool), XdpError> {
-    if config.copy == CopyMode::ZeroCopy || (config.copy == CopyMode::Auto && native) {
-        match bind_all(config, target, umem, true) {
-            Ok(sockets) => return Ok((sockets, true)),
-            Err(error) if config.copy == CopyMode::ZeroCopy => return Err(error),
-            // The next attempt reports the error, unless zero-copy was the cause.
-            Err(_) => {}
+) -> Result<(Vec<XdpSocket>, Copying), XdpError> {
+    // A native program makes the kernel segment before the frames reach the driver. The generic
+    // path takes frames of local senders as they are.
+    let modes: &[Copying] = match (config.copy, native) {
+        (CopyMode::ZeroCopy, _) => &[Copying::None],
+        (CopyMode::Auto, true) => &[Copying::None, Copying::SingleBuffer],
+        (CopyMode::Copy, true) => &[Copying::SingleBuffer],
+        (_, false) => &[Copying::MultiBuffer, Copying::SingleBuffer],
+    };
+    let mut refusal = None;
+    for &copying in modes {
+        match bind_all(config, target, umem, copying) {
+            Ok(sockets) => return Ok((sockets, copying)),
+            // The last attempt reports the error, unless the copy mode was the cause.
+            Err(error) => refusal = Some(error),
         }
     }
-    Ok((bind_all(config, target, umem, false)?, false))
+    Err(refusal.unwrap_or_else(|| XdpError::InvalidQueues { interface: target.name.clone() }))
 }
 
 fn bind_all(
     config: &XdpConfig,
     target: &TargetInterface,
     umem: &Umem,
-    zero_copy: bool,
+    copying: Copying,
 ) -> Result<Vec<XdpSocket>, XdpError> {
     let mut sockets: Vec<XdpSocket> = Vec::with_capacity(target.queues.len());
     for &queue in &target.queues {
-        let binding = Binding { interface_index: target.index, queue, zero_copy };
+        let binding = Binding {
+            interface_index: target.index,
+            queue,
+            zero_copy: copying == Copying::None,
+            multi_buffer: copying == Copying::MultiBuffer,
+        };
         let socket = XdpSocket::open(umem, sockets.first(), &config.rings, binding)
             .map_err(|error| socket_error(error, target, umem, queue))?;
         sockets.push(socket);

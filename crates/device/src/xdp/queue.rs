@@ -11,6 +11,9 @@ use tidegate_wire::DropReason::{
 
 use super::socket::{Kick, XdpSocket};
 use super::sys::Descriptor;
+use crate::buffer::LINK_HEADER_BYTES;
+use crate::segments::{Segments, Splitter};
+use crate::transport::local_checksum;
 use crate::{Burst, DeviceCounters};
 
 /// Minimum length of a transmitted frame in bytes: the kernel refuses to send less than an
@@ -33,9 +36,27 @@ pub(super) enum Polling {
     On,
 }
 
+/// Settings of the queues of a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueueSettings {
+    /// Target number of frames lent to the kernel for receiving.
+    pub lent_target: u32,
+    pub busy_poll: bool,
+    /// Frames may come from senders on this machine, with unfilled checksums.
+    pub local_peers: bool,
+    /// Largest IP packet of the interface in bytes.
+    pub mtu: usize,
+}
+
 pub(super) struct Queue {
     socket: XdpSocket,
     polling: Polling,
+    local_peers: bool,
+    mtu: usize,
+    /// Frame that takes several descriptors, and the packets that it stands for.
+    splitter: Splitter,
+    /// [`Descriptor::CONTINUES`] while descriptors of such a frame are missing; 0 otherwise.
+    continues: u32,
     /// Frames lent to the kernel for receiving, and their target number.
     lent: u32,
     lent_target: u32,
@@ -50,17 +71,16 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Creates the queue of a socket and lends up to `lent_target` frames for receiving.
-    pub(super) fn new(
-        socket: XdpSocket,
-        lent_target: u32,
-        busy_poll: bool,
-        arena: &mut Arena,
-    ) -> Self {
+    /// Creates the queue of a socket and lends frames for receiving.
+    pub(super) fn new(socket: XdpSocket, settings: QueueSettings, arena: &mut Arena) -> Self {
         let mut queue = Self {
-            lent_target: lent_target.min(socket.fill.size()),
+            lent_target: settings.lent_target.min(socket.fill.size()),
             socket,
-            polling: if busy_poll { Polling::Untested } else { Polling::Off },
+            polling: if settings.busy_poll { Polling::Untested } else { Polling::Off },
+            local_peers: settings.local_peers,
+            mtu: settings.mtu,
+            splitter: Splitter::new(),
+            continues: 0,
             lent: 0,
             stalled_since: None,
             received: 0,
@@ -99,6 +119,14 @@ impl Queue {
         self.reclaim_sent(arena);
         self.refill(arena);
         let quota = u32::try_from(quota).unwrap_or(u32::MAX);
+        let end = burst.len() + quota as usize;
+        if self.splitter.is_active() {
+            let before = burst.len();
+            self.split(arena, burst, end);
+            let taken = burst.len() - before;
+            self.received += taken as u64;
+            return Ok(taken);
+        }
         let mut available = self.socket.receive.available(quota);
         let must_call = (polls && self.polling != Polling::Off) || self.socket.fill.needs_wakeup();
         if available == 0 && quota > 0 && must_call {
@@ -113,32 +141,83 @@ impl Queue {
             self.polling = if can_poll { Polling::On } else { Polling::Off };
         }
         let before = burst.len();
-        for _ in 0..available {
+        let mut popped = 0;
+        while popped < available {
             let descriptor = self.socket.receive.pop();
-            self.accept_descriptor(descriptor, arena, burst);
+            popped += 1;
+            if !self.accept_descriptor(descriptor, arena, burst) {
+                self.split(arena, burst, end);
+                let left = if self.splitter.is_active() { 0 } else { end - burst.len() };
+                available = popped + self.socket.receive.available(left as u32);
+            }
         }
         self.socket.receive.release();
-        self.lent = self.lent.saturating_sub(available);
+        self.lent = self.lent.saturating_sub(popped);
         let taken = burst.len() - before;
         self.received += taken as u64;
         self.refill(arena);
         Ok(taken)
     }
 
+    /// Accepts a frame in one descriptor. Returns false if the descriptor is handled otherwise:
+    /// rejected, or as part of a frame to split.
     #[inline]
-    fn accept_descriptor(&mut self, descriptor: Descriptor, arena: &mut Arena, burst: &mut Burst) {
-        let Some(frame) = arena.reclaim(descriptor.address, descriptor.len) else {
+    fn accept_descriptor(
+        &mut self,
+        descriptor: Descriptor,
+        arena: &mut Arena,
+        burst: &mut Burst,
+    ) -> bool {
+        let is_part = (descriptor.options | self.continues) & Descriptor::CONTINUES != 0
+            || self.local_peers && descriptor.len as usize > self.mtu + LINK_HEADER_BYTES;
+        if is_part {
+            self.accept_part(descriptor, arena);
+            return false;
+        }
+        let Some(mut frame) = arena.reclaim(descriptor.address, descriptor.len) else {
             self.drops.count(DeviceInvalidDescriptor);
-            return;
+            return false;
         };
-        // Packets in several descriptors were not requested.
-        if descriptor.options != 0 {
-            self.drops.count(FrameTooLong);
-            arena.free(frame);
-            return;
+        if self.local_peers {
+            frame.set_checksum(local_checksum(arena.bytes(&frame)));
         }
         self.received_bytes += u64::from(descriptor.len);
         burst.push_back(frame);
+        true
+    }
+
+    /// Takes a part of a frame that is larger than the MTU. Begins to split the frame when it is
+    /// whole: only local senders, which left segmentation to their device, have sent such frames.
+    #[cold]
+    fn accept_part(&mut self, descriptor: Descriptor, arena: &mut Arena) {
+        let Some(part) = arena.lent_bytes(descriptor.address, descriptor.len) else {
+            self.drops.count(DeviceInvalidDescriptor);
+            return;
+        };
+        self.splitter.push_part(part);
+        if let Some(frame) = arena.reclaim(descriptor.address, 0) {
+            arena.free(frame);
+        }
+        self.continues = descriptor.options & Descriptor::CONTINUES;
+        if self.continues != 0 {
+            return;
+        }
+        let mtu = self.mtu;
+        let begins = self.splitter.begin(arena.max_data_bytes(), |frame| {
+            Segments::for_mtu(frame, mtu).filter(|segments| segments.is_unfilled(frame))
+        });
+        if !begins {
+            self.drops.count(FrameTooLong);
+        }
+    }
+
+    /// Makes packets of the frame that is split, until `burst` has `end` frames.
+    fn split(&mut self, arena: &mut Arena, burst: &mut Burst, end: usize) {
+        while burst.len() < end {
+            let Some(frame) = self.splitter.next(arena) else { return };
+            self.received_bytes += frame.len() as u64;
+            burst.push_back(frame);
+        }
     }
 
     /// Refills the fill ring to its target, as far as the arena has free frames.
@@ -246,7 +325,7 @@ impl Queue {
         if self.socket.transmit.pending() > 0 {
             self.kick()?;
         }
-        if self.socket.receive.available(1) > 0 {
+        if self.splitter.is_active() || self.socket.receive.available(1) > 0 {
             return Ok(false);
         }
         self.socket.poll_driver()?;
@@ -276,9 +355,10 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidegate_memory::{ArenaConfig, FrameSize};
+    use tidegate_memory::{ArenaConfig, Checksum, FrameSize};
 
     use super::*;
+    use crate::transport::tests::Shape;
 
     const FRAMES: u32 = 32;
 
@@ -286,7 +366,9 @@ mod tests {
     fn queue() -> (Arena, Queue) {
         let config = ArenaConfig { frames: FRAMES, frame_size: FrameSize::K2, hugepages: false };
         let mut arena = Arena::new(config).unwrap();
-        let queue = Queue::new(XdpSocket::private(16), 16, true, &mut arena);
+        let settings =
+            QueueSettings { lent_target: 16, busy_poll: true, local_peers: true, mtu: 1500 };
+        let queue = Queue::new(XdpSocket::private(16), settings, &mut arena);
         (arena, queue)
     }
 
@@ -325,12 +407,47 @@ mod tests {
     }
 
     #[test]
-    fn drops_packets_in_several_descriptors() {
+    fn drops_datagrams_in_several_descriptors() {
         let (mut arena, mut queue) = queue();
-        let address = queue.socket.fill.consume().unwrap();
-        queue.socket.receive.produce(Descriptor { address, len: 60, options: 1 });
-        assert_eq!(receive(&mut queue, &mut arena), 0);
+        for options in [1, 1, 0] {
+            assert_eq!(queue.drops.get(FrameTooLong), 0);
+            let address = queue.socket.fill.consume().unwrap();
+            queue.socket.receive.produce(Descriptor { address, len: 1792, options });
+            assert_eq!(receive(&mut queue, &mut arena), 0);
+        }
         assert_eq!(queue.drops.get(FrameTooLong), 1);
+        assert_eq!(arena.available(), FRAMES as usize - 16, "the parts are free");
+    }
+
+    #[test]
+    fn splits_tcp_in_several_descriptors() {
+        let (mut arena, mut queue) = queue();
+        let shape =
+            Shape { is_v6: true, is_tcp: true, tagged: false, extra_bytes: 0, payload_bytes: 4000 };
+        let frame = shape.frame();
+        let parts: Vec<_> = frame.chunks(1700).collect();
+        for (number, part) in parts.iter().enumerate() {
+            let address = arena.alloc_from(part).unwrap();
+            let address = arena.lend(address);
+            let options = u32::from(number + 1 < parts.len());
+            queue.socket.receive.produce(Descriptor { address, len: part.len() as u32, options });
+        }
+        let (mut burst, mut payload) = (Burst::new(), Vec::new());
+        for quota in [1, 1, 1, 0] {
+            assert_eq!(queue.receive(&mut arena, &mut burst, 1, true).unwrap(), quota);
+            for frame in burst.drain(..) {
+                assert!(
+                    frame.len() <= 1514 && matches!(frame.checksum(), Checksum::Partial { .. })
+                );
+                payload.extend_from_slice(&arena.bytes(&frame)[shape.headers_bytes()..]);
+                arena.free(frame);
+            }
+        }
+        assert!(payload == frame[shape.headers_bytes()..]);
+        assert_eq!(queue.received, 3);
+        drop(queue);
+        arena.reclaim_all();
+        assert_eq!(arena.available(), FRAMES as usize);
     }
 
     #[test]

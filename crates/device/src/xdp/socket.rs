@@ -40,6 +40,8 @@ pub(super) struct Binding {
     pub interface_index: u32,
     pub queue: u32,
     pub zero_copy: bool,
+    /// Received packets may take several descriptors (`XDP_USE_SG`, Linux 6.6).
+    pub multi_buffer: bool,
 }
 
 /// Result of a request to send.
@@ -147,7 +149,7 @@ impl XdpSocket {
     }
 
     fn bind_once(&self, first: Option<&XdpSocket>, binding: Binding) -> rustix::io::Result<()> {
-        let Binding { interface_index, queue, zero_copy } = binding;
+        let Binding { interface_index, queue, zero_copy, multi_buffer } = binding;
         // A socket that shares a umem inherits the bind flags of the first socket.
         if let Some(first) = first {
             let flags = SocketAddrXdpFlags::XDP_SHARED_UMEM;
@@ -159,7 +161,8 @@ impl XdpSocket {
         }
         let copy =
             if zero_copy { SocketAddrXdpFlags::XDP_ZEROCOPY } else { SocketAddrXdpFlags::XDP_COPY };
-        let flags = copy | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+        let mut flags = copy | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+        flags.set(SocketAddrXdpFlags::XDP_USE_SG, multi_buffer);
         rustix::net::bind(&self.fd, &SocketAddrXdp::new(flags, interface_index, queue))
     }
 

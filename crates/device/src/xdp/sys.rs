@@ -69,6 +69,11 @@ pub(super) struct RingMemory<T> {
 // SAFETY: the mapping belongs to this value alone and is not tied to a thread.
 unsafe impl<T: Send> Send for RingMemory<T> {}
 
+impl Descriptor {
+    /// `XDP_PKT_CONTD`: the packet continues in the next descriptor.
+    pub(super) const CONTINUES: u32 = 1;
+}
+
 impl<T: Entry> RingMemory<T> {
     /// Maps the ring of `socket` at `page_offset`, with `size` entries (a power of two).
     pub(super) fn map(

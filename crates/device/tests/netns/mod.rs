@@ -85,9 +85,19 @@ pub const RIGHT_ADDRESSES: [&str; 2] = ["10.77.0.2", "fd77::2"];
 pub const FREE_ADDRESSES: [&str; 2] = ["10.77.0.3", "fd77::3"];
 
 impl VethPair {
-    /// Creates a pair with `queues` transmit and receive queues on each side. Checksum offload is
-    /// off, so every frame on the wire is complete.
+    /// As [`VethPair::with_offloads`], but without checksum offload, so every frame is complete as
+    /// on a wire.
     pub fn new(queues: u32) -> Self {
+        let pair = Self::with_offloads(queues);
+        for namespace in [&pair.left, &pair.right] {
+            run(namespace.command("ethtool").args(["-K", namespace.interface, "tx", "off"]));
+        }
+        pair
+    }
+
+    /// Creates a pair with `queues` transmit and receive queues on each side, and the offloads that
+    /// Linux gives a veth.
+    pub fn with_offloads(queues: u32) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("tg-port-{}-{id}", std::process::id());
@@ -102,7 +112,6 @@ impl VethPair {
         ip(&format!("link add {} type veth peer {}", ends("left", &left), ends("right", &right)));
         for (namespace, addresses) in [(&left, LEFT_ADDRESSES), (&right, RIGHT_ADDRESSES)] {
             let interface = namespace.interface;
-            run(namespace.command("ethtool").args(["-K", interface, "tx", "off"]));
             for address in addresses {
                 let prefix = if address.contains(':') { 64 } else { 24 };
                 namespace.add_address(address.parse().unwrap(), prefix);

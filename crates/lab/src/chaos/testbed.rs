@@ -68,7 +68,7 @@ impl ChaosTestbed {
         let a: [String; 2] = std::array::from_fn(|family| {
             format!("{}/{}", kernel_address(family), PREFIX_BITS[family])
         });
-        let pair = VethPair::new(&VethConfig { a: a.into(), b: Vec::new() })?;
+        let pair = VethPair::as_on_a_wire(&VethConfig { a: a.into(), b: Vec::new() })?;
         let folder =
             tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
         let stop = Arc::new(AtomicBool::new(false));

@@ -124,7 +124,7 @@ impl DnsTestbed {
         let zone = ZoneFile::write(names)?;
         let config =
             VethConfig { a: Vec::new(), b: vec![format!("{KERNEL_ADDRESS}/{PREFIX_BITS}")] };
-        let pair = VethPair::new(&config)?;
+        let pair = VethPair::as_on_a_wire(&config)?;
         let setup = Setup {
             folder: zone.folder().to_path_buf(),
             origin: zone.origin().to_owned(),

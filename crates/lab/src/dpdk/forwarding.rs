@@ -120,7 +120,7 @@ pub(super) fn run(
 ) -> Result<(), LabError> {
     let mut links = vec![ForwardLink::Memif, ForwardLink::Ring];
     if rustix::process::geteuid().is_root() {
-        links.push(ForwardLink::AfPacket(VethPair::new(&VethConfig::default())?));
+        links.push(ForwardLink::AfPacket(VethPair::as_on_a_wire(&VethConfig::default())?));
     } else {
         result.note("af_packet was skipped: it needs root");
     }

@@ -173,7 +173,7 @@ impl FloodTestbed {
             a: vec![format!("{CLIENT_ADDRESS}/{PREFIX_BITS}")],
             b: vec![format!("{KERNEL_ADDRESS}/{PREFIX_BITS}")],
         };
-        let pair = VethPair::new(&config)?;
+        let pair = VethPair::as_on_a_wire(&config)?;
         // The load generator's core receives the replies.
         pair.a.set_rps(Some(load_core))?;
         let unused_target = SocketAddr::new(KERNEL_ADDRESS.into(), 0);

@@ -65,7 +65,7 @@ pub(super) struct FloodTestbed {
 
 impl FloodTestbed {
     pub(super) fn new(server_core: usize, load_core: usize) -> Result<Self, LabError> {
-        let hosts = RouterTestbed::new()?;
+        let hosts = RouterTestbed::as_on_a_wire()?;
         let sink = Addressing {
             source_mac: UNUSED_MAC,
             target_mac: hosts.right_mac,

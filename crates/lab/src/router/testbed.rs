@@ -18,8 +18,7 @@ pub const ROUTER_RIGHT: [&str; 2] = ["10.7.2.254", "fd07:2::fe"];
 
 /// Two kernel hosts, and a namespace between them with a device to each host.
 ///
-/// The router answers for the addresses of these devices. Offloads are off: the devices carry the
-/// same frames as a physical link.
+/// The router answers for the addresses of these devices.
 pub struct RouterTestbed {
     /// Left host.
     pub left: VethEnd,
@@ -44,9 +43,24 @@ impl RouterTestbed {
     /// # Errors
     /// As [`VethPair::new`].
     pub fn new() -> Result<Self, LabError> {
+        Self::with_pairs(VethPair::new)
+    }
+
+    /// As [`RouterTestbed::new`], with offloads off: the devices carry the frames of a physical
+    /// link.
+    ///
+    /// # Errors
+    /// As [`VethPair::as_on_a_wire`].
+    pub fn as_on_a_wire() -> Result<Self, LabError> {
+        Self::with_pairs(VethPair::as_on_a_wire)
+    }
+
+    fn with_pairs(
+        new_pair: impl Fn(&VethConfig) -> Result<VethPair, LabError>,
+    ) -> Result<Self, LabError> {
         let pair = |v4: &str, v6: &str| {
             let a = vec![format!("{v4}/24"), format!("{v6}/64")];
-            VethPair::new(&VethConfig { a, b: Vec::new() })
+            new_pair(&VethConfig { a, b: Vec::new() })
         };
         let (left, right) = (pair(LEFT_V4, LEFT_V6)?, pair(RIGHT_V4, RIGHT_V6)?);
         let (near, far) = (left.b, right.b);

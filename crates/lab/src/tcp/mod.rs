@@ -107,7 +107,7 @@ impl TcpTestbed {
             a: vec![format!("{KERNEL_CLIENT}/{PREFIX_BITS}")],
             b: vec![format!("{KERNEL_SERVER}/{PREFIX_BITS}")],
         };
-        Ok(Self { pair: VethPair::new(&config)?, server_core, load_core })
+        Ok(Self { pair: VethPair::as_on_a_wire(&config)?, server_core, load_core })
     }
 
     /// Starts `serve echo --tcp` with additional flags.

@@ -1,0 +1,122 @@
+//! Servers on a veth as Linux makes it. Senders on this machine leave checksums and segmentation to
+//! their device: frames arrive with unfilled checksums, and as large as 64 KiB.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use support::{CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Server, Testbed, is_root};
+
+const PORT: u16 = 7777;
+const TIMEOUT: Duration = Duration::from_secs(20);
+const KINDS: [DeviceKind; 4] =
+    [DeviceKind::Xdp, DeviceKind::XdpGeneric, DeviceKind::XdpInterrupts, DeviceKind::Packet];
+
+fn at(address: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(address.parse::<IpAddr>().unwrap(), port)
+}
+
+/// Sends datagrams one after the other, and expects each of them back at the first attempt.
+fn exchange_datagrams(testbed: &Testbed) {
+    let exchange = |local, server| {
+        let socket = UdpSocket::bind(at(local, 0)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        socket.connect(at(server, PORT)).unwrap();
+        let mut buffer = [0; 2000];
+        for bytes in [1, 2, 64, 1000, 1452] {
+            let sent: Vec<u8> = (0..bytes).map(|n| (n % 251) as u8).collect();
+            socket.send(&sent).unwrap();
+            let len = socket.recv(&mut buffer).unwrap_or_else(|error| panic!("{server}: {error}"));
+            assert!(buffer[..len] == sent, "{server}: {len} of {bytes} bytes came back");
+        }
+    };
+    let pairs = [(CLIENT_V4, SERVER_V4), (CLIENT_V6, SERVER_V6)];
+    testbed.client().enter(|| pairs.map(|(local, server)| exchange(local, server))).unwrap();
+}
+
+/// Sends a stream of bytes in large writes, and reads it back.
+fn exchange_streams(testbed: &Testbed) {
+    let exchange = |server| {
+        let sent: Vec<u8> = (0..3_000_000).map(|n| (n % 251) as u8).collect();
+        let stream = TcpStream::connect(at(server, PORT)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
+        let received = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut received = Vec::new();
+                (&stream).read_to_end(&mut received).unwrap();
+                received
+            });
+            (&stream).write_all(&sent).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            reader.join().unwrap()
+        });
+        assert!(received == sent, "{server}: {} bytes came back", received.len());
+    };
+    testbed.client().enter(|| [SERVER_V4, SERVER_V6].map(exchange)).unwrap();
+}
+
+/// Stops the server, which has neither met a bad checksum nor a frame that it could not take.
+fn check_report(server: Server, kind: DeviceKind) {
+    let report = server.stop();
+    for reason in [
+        "udp_checksum",
+        "udp_checksum_unfilled",
+        "tcp_checksum",
+        "tcp_checksum_unfilled",
+        "frame_too_long",
+    ] {
+        assert!(report["drops"].get(reason).is_none(), "{kind:?}: {report}");
+    }
+    let detail = report["detail"].as_str().unwrap();
+    let says_so = detail.contains("unfilled checksums of local senders accepted");
+    assert_eq!(says_so, kind != DeviceKind::Packet, "{detail}");
+}
+
+#[test]
+fn datagrams_of_local_senders_are_answered() {
+    if !is_root("local_datagrams") {
+        return;
+    }
+    for kind in KINDS {
+        eprintln!("local_datagrams on {kind:?}");
+        let testbed = Testbed::new(kind);
+        let server = testbed.serve(kind, &["echo", "--listen", "7777"]);
+        exchange_datagrams(&testbed);
+        check_report(server, kind);
+    }
+}
+
+#[test]
+fn streams_of_local_senders_are_answered() {
+    if !is_root("local_streams") {
+        return;
+    }
+    for kind in KINDS {
+        eprintln!("local_streams on {kind:?}");
+        let testbed = Testbed::new(kind);
+        let server = testbed.serve(kind, &["echo", "--tcp", "--listen", "7777"]);
+        exchange_streams(&testbed);
+        check_report(server, kind);
+    }
+}
+
+#[test]
+fn local_senders_are_answered_on_shared_addresses() {
+    if !is_root("local_shared") {
+        return;
+    }
+    for mode in ["native", "generic"] {
+        eprintln!("local_shared in {mode} mode");
+        let testbed = Testbed::shared();
+        let on = ["--listen", "7777", "--shared", "--xdp-mode", mode, "--iface", testbed.device()];
+        let server = testbed.start(&[&["echo"], &on[..]].concat());
+        exchange_datagrams(&testbed);
+        check_report(server, DeviceKind::Xdp);
+        let server = testbed.start(&[&["echo", "--tcp"], &on[..]].concat());
+        exchange_streams(&testbed);
+        check_report(server, DeviceKind::Xdp);
+    }
+}
