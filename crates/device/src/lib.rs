@@ -31,6 +31,7 @@
 
 pub mod admission;
 mod buffer;
+pub mod capabilities;
 pub mod capture;
 pub mod dpdk;
 pub mod fault;

@@ -697,7 +697,7 @@ fn open_errors_name_the_cause_and_leave_nothing_behind() {
         set_capabilities(None, none).unwrap();
         XdpDevice::open(config(), &mut arena(64)).err().unwrap()
     });
-    assert!(matches!(error, XdpError::NotPermitted(_)), "{error}");
+    assert!(matches!(error, XdpError::NotPermitted { .. }), "{error}");
     assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
     wait_until_detached(left, "no permission");
 }

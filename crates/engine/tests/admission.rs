@@ -13,7 +13,7 @@ use tidegate_gate::admission::{Admission, Bucket, Config, PacketMeta, SourceId, 
 fn guard() -> Option<XdpGuard> {
     match XdpGuard::load() {
         Ok(guard) => Some(guard),
-        Err(XdpError::NotPermitted(_)) => {
+        Err(XdpError::NotPermitted { .. }) => {
             eprintln!("skipped: loading a BPF program needs root");
             None
         }

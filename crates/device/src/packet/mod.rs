@@ -23,6 +23,7 @@ use tidegate_memory::{Arena, Checksum, Frame, FrameSize, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Medium};
 
 use crate::buffer::LINK_HEADER_BYTES;
+use crate::capabilities::{MissingCapabilities, RequiredCapabilities};
 use crate::netlink::{self, GroLimit, Interface, NetlinkError};
 use crate::{Burst, Capabilities, Device, DeviceCounters, buffer, vnet};
 use ring::{NextFrame, RingReader};
@@ -144,11 +145,10 @@ pub enum PacketError {
     Netlink(#[from] NetlinkError),
     /// Packet sockets are not allowed.
     #[error(
-        "a packet socket needs CAP_NET_RAW: run as root, or give it to the executable with \
-         `setcap cap_net_raw+ep`, or try it inside `unshare -rn`, which has network devices of \
-         its own"
+        "not permitted to open a packet socket: {0}, or try it inside `unshare -rn`, which has \
+         network devices of its own"
     )]
-    Permission,
+    Permission(MissingCapabilities),
     /// The interface is down.
     #[error("the interface {0} is down: `ip link set {0} up`")]
     Down(String),
@@ -377,7 +377,9 @@ fn open_socket(
         move |source| PacketError::Setup { step, interface, source }
     };
     let socket = Socket::open().map_err(|source| match source.kind() {
-        io::ErrorKind::PermissionDenied => PacketError::Permission,
+        io::ErrorKind::PermissionDenied => {
+            PacketError::Permission(RequiredCapabilities::PACKET.explain())
+        }
         _ => step("open a packet socket")(source),
     })?;
     socket
