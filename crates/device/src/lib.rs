@@ -181,8 +181,8 @@ pub trait Device: Send {
         None
     }
 
-    /// Redirects the packets of `rule` from the kernel to this device (`take`), or returns them
-    /// to the kernel.
+    /// Adds a user of `rule`, whose packets are redirected from the kernel to this device (`take`),
+    /// or removes one. With the last user the packets go to the kernel again.
     ///
     /// # Errors
     /// [`io::ErrorKind::Unsupported`] on devices that cannot redirect packets of the kernel;

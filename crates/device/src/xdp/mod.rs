@@ -176,7 +176,7 @@ impl XdpDevice {
         arena.reclaim_all();
     }
 
-    /// Adds a steering rule, effective immediately. Existing rules stay.
+    /// Adds a user of a steering rule, effective immediately. Other rules stay.
     ///
     /// # Errors
     /// [`XdpError::Steering`] if a map has no space for another rule.
@@ -184,8 +184,8 @@ impl XdpDevice {
         Ok(self.program.steer(&rule)?)
     }
 
-    /// Removes a steering rule, effective immediately: its frames pass to the kernel again. Does
-    /// nothing if the rule was not set.
+    /// Removes a user of a steering rule. With its last user the rule ends, effective immediately:
+    /// its frames pass to the kernel again. Does nothing if the rule was not set.
     ///
     /// # Errors
     /// [`XdpError::Steering`] if the kernel refuses.
