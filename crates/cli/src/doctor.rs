@@ -10,6 +10,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use tidegate_device::capabilities::{self, RequiredCapabilities};
+use tidegate_device::interface_settings::{LeftBehind, restore_left_behind};
 use tidegate_device::netlink::{self, Interface};
 use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::DaemonReport;
@@ -79,6 +80,7 @@ impl Doctor {
         let mut findings = machine_findings();
         findings.extend(dpdk::findings());
         findings.extend([library(), daemon(&self.socket)]);
+        findings.extend(left_behind());
         for interface in interfaces.iter().filter(|interface| !interface.loopback) {
             check_interface(interface, &mut findings)?;
         }
@@ -148,11 +150,11 @@ fn locked_memory() -> Finding {
     if may_exceed || limit >= PINNED_BYTES {
         return Finding::new("memory", Verdict::Good, "AF_XDP can pin its packet buffers");
     }
-}
     let (limit, wanted) = (limit >> 10, PINNED_BYTES >> 10);
     let what = format!("{limit} KiB may be pinned: AF_XDP pins {wanted} KiB");
     Finding::new("memory", Verdict::Fair, what)
         .remedy("ulimit -l unlimited, or add cap_ipc_lock to the capabilities, or use --frames")
+}
 
 fn hugepages() -> Finding {
     let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
@@ -196,6 +198,19 @@ fn file_descriptors() -> Finding {
             "set LimitNOFILE=1048576 in the systemd unit, or edit /etc/security/limits.conf",
         )
     }
+}
+
+/// Restores settings of interfaces that killed processes left changed.
+fn left_behind() -> Vec<Finding> {
+    let found = restore_left_behind().into_iter().map(|LeftBehind { interface, is_restored }| {
+        let what = "a killed process had left interrupts deferred, or GRO limited";
+        if is_restored {
+            Finding::new(&interface, Verdict::Good, format!("{what}: restored now"))
+        } else {
+            Finding::new(&interface, Verdict::Fair, what).remedy("sudo tidegate doctor")
+        }
+    });
+    found.collect()
 }
 
 /// Checks for the preload library of `tidegate run`.

@@ -35,6 +35,8 @@ pub mod capabilities;
 pub mod capture;
 pub mod dpdk;
 pub mod fault;
+#[cfg(any(feature = "packet", feature = "xdp"))]
+pub mod interface_settings;
 pub mod mem;
 pub mod netlink;
 #[cfg(feature = "packet")]

@@ -12,6 +12,7 @@
 //! has read them, so a slow peer on veth would block the device.
 
 mod filter;
+mod gro_limit;
 mod ring;
 mod sys;
 
@@ -24,8 +25,9 @@ use tidegate_wire::{DropReason, Medium};
 
 use crate::buffer::LINK_HEADER_BYTES;
 use crate::capabilities::{MissingCapabilities, RequiredCapabilities};
-use crate::netlink::{self, GroLimit, Interface, NetlinkError};
+use crate::netlink::{self, Interface, NetlinkError};
 use crate::{Burst, Capabilities, Device, DeviceCounters, buffer, vnet};
+use gro_limit::GroLimit;
 use ring::{NextFrame, RingReader};
 use sys::{BURST_FRAMES, Batch, Socket};
 
@@ -223,7 +225,7 @@ pub struct PacketDevice {
     spare: Vec<Frame>,
     socket: Socket,
     /// Limits GRO, so that coalesced frames fit into buffers.
-    _gro_limit: Option<GroLimit>,
+    gro_limit: Option<GroLimit>,
 }
 
 impl PacketDevice {
@@ -242,7 +244,7 @@ impl PacketDevice {
         // GRO limits count IP packets, without the link header.
         let longest = u16::MAX - HEADROOM_BYTES - LINK_HEADER_BYTES as u16;
         // Without permission to set the limit, frames that do not fit are dropped and counted.
-        let limit = || GroLimit::set(interface.index, longest.into()).ok().flatten();
+        let limit = || GroLimit::set(&interface, longest.into()).ok().flatten();
         let gro_limit = config.segmentation.then(limit).flatten();
         let detail = match config.receive {
             ReceiveMode::Syscalls if config.segmentation => {
@@ -270,7 +272,7 @@ impl PacketDevice {
             batch: Batch::new(),
             spare: Vec::with_capacity(BURST_FRAMES),
             socket,
-            _gro_limit: gro_limit,
+            gro_limit,
         })
     }
 
@@ -527,6 +529,9 @@ impl Device for PacketDevice {
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        if let Some(limit) = &mut self.gro_limit {
+            limit.apply_again();
+        }
         match &mut self.receiver {
             Receiver::Ring(reader) => {
                 Ok(receive_from_ring(reader, &mut self.counters, arena, burst, quota))

@@ -12,6 +12,7 @@ use super::open::{attach, load_error};
 use super::{AttachMode, XdpError, XdpLink, sys};
 use crate::admission::{ClassCounts, ClassLimit, Classifier, EarlyDrop, MAX_CLASSES};
 use crate::capabilities::RequiredCapabilities;
+use crate::interface_settings::restore_left_behind;
 use crate::netlink::Interface;
 
 /// Built from `bpf/guard.bpf.c` by `make -C bpf`.
@@ -61,6 +62,7 @@ impl XdpGuard {
     /// [`XdpError`] names the cause and the remedy.
     pub fn attach(&mut self, interface: &str, mode: AttachMode) -> Result<bool, XdpError> {
         let index = Interface::by_name(interface)?.index;
+        restore_left_behind();
         let required = RequiredCapabilities::XDP_GUARD;
         attach(|native| self.attach_to(index, native), mode, interface, required)
     }

@@ -18,7 +18,6 @@ mod guard;
 mod irq_deferral;
 mod link;
 mod napi;
-mod netdev;
 mod open;
 mod program;
 mod queue;
@@ -213,6 +212,9 @@ impl Device for XdpDevice {
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        if self.irq_deferral.as_mut().is_some_and(IrqDeferral::apply_again) {
+            self.poll_driver()?;
+        }
         let mut received = self.receive_round(arena, burst, quota)?;
         if self.program.is_limiting() {
             self.check_softirq_mode()?;
