@@ -55,7 +55,7 @@ fn error(command: &mut Command) -> String {
 
 /// Checks that the server starts with these capabilities, and without any one of them fails with
 /// an error that names the missing one.
-fn check_least_set(testbed: &Testbed, capabilities: &[&str], arguments: &[&str]) {
+fn check_minimum_set(testbed: &Testbed, capabilities: &[&str], arguments: &[&str]) {
     for &missing in capabilities {
         let others: Vec<_> =
             capabilities.iter().copied().filter(|&capability| capability != missing).collect();
@@ -79,7 +79,7 @@ fn xdp_needs_four_capabilities() {
     // Without CAP_IPC_LOCK the packet buffers count against the limit of pinned memory.
     let arguments = [&arguments[..], &["--address", &own[1], "--frames", "1024"]].concat();
     let least = ["net_admin", "net_raw", "bpf", "perfmon"];
-    check_least_set(&testbed, &least, &arguments);
+    check_minimum_set(&testbed, &least, &arguments);
     let server = start(&mut command(&testbed, &least, &arguments));
     for address in [SERVER_V4, SERVER_V6] {
         testbed.tool("ping", &["-c", "1", "-W", "5", address]);
@@ -96,7 +96,7 @@ fn guard_needs_three_capabilities() {
     }
     let testbed = Testbed::shared();
     let arguments = ["guard", "--iface", testbed.device(), "--port", "udp/53"];
-    check_least_set(&testbed, &["net_admin", "bpf", "perfmon"], &arguments);
+    check_minimum_set(&testbed, &["net_admin", "bpf", "perfmon"], &arguments);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn packet_needs_one_capability() {
     let own = format!("{SERVER_V4}/24");
     let device = testbed.device();
     let arguments = ["serve", "echo", "--io", "packet", "--iface", device, "--address", &own];
-    check_least_set(&testbed, &["net_raw"], &arguments);
+    check_minimum_set(&testbed, &["net_raw"], &arguments);
     let _server = start(&mut command(&testbed, &["net_raw"], &arguments));
     testbed.tool("ping", &["-c", "1", "-W", "5", SERVER_V4]);
 }
@@ -128,7 +128,7 @@ fn tap_needs_one_capability() {
     let own = format!("{SERVER_V4}/24");
     let device = testbed.device();
     let arguments = ["serve", "echo", "--io", "tap", "--iface", device, "--address", &own];
-    check_least_set(&testbed, &["net_admin"], &arguments);
+    check_minimum_set(&testbed, &["net_admin"], &arguments);
 }
 
 #[test]

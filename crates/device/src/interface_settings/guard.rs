@@ -136,7 +136,7 @@ impl Drop for SettingsGuard {
         if rustix::process::getpid() != self.process {
             return;
         }
-        record::settle(
+        record::finish(
             self.folder.as_ref(),
             self.record_path.as_deref().filter(|_| self.record.is_some()),
             &self.text,

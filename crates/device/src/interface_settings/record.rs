@@ -135,7 +135,7 @@ impl Drop for SettingsRecord {
 
 /// Restores the settings of a change that is over, and removes its record. Does nothing if another
 /// process has meanwhile changed the settings. `text` is the text of the change's record.
-pub(super) fn settle(
+pub(super) fn finish(
     folder: Option<&RecordFolder>,
     path: Option<&Path>,
     text: &str,

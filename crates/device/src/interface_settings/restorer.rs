@@ -158,7 +158,7 @@ impl Restorer {
             _ => None,
         };
         let (change, access) = (&self.change, &mut self.access);
-        record::settle(folder.as_ref(), path.as_deref(), &self.text, change, access);
+        record::finish(folder.as_ref(), path.as_deref(), &self.text, change, access);
     }
 
     /// Waits for an event. Returns true once the change has ended or its process has died.

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sockets_hold_is_left_out() {
+    fn state_held_by_sockets_is_ignored() {
         let plain =
             "7: t0: <BROADCAST,UP> mtu 1500 qdisc noqueue\n    promiscuity 0 allmulti 0 x\n";
         let with = "7: t0: <BROADCAST,ALLMULTI,UP> mtu 1500 xdp qdisc noqueue\n    \
