@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
 use serde::Serialize;
+use tidegate_device::capabilities::{self, RequiredCapabilities};
+use tidegate_device::interface_settings::{LeftBehind, restore_left_behind};
 use tidegate_device::netlink::{self, Interface};
 use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::DaemonReport;
@@ -17,6 +20,9 @@ use crate::{Failure, run};
 /// Recommended minimum of file descriptors per process. Each connection of a daemon or of an
 /// attached application takes a descriptor in the application.
 const MIN_FILE_DESCRIPTORS: u64 = 16_384;
+
+/// Size of the packet buffers that AF_XDP pins by default, in bytes.
+const PINNED_BYTES: u64 = 16 << 20;
 
 /// Flags of `doctor`.
 #[derive(Args)]
@@ -74,6 +80,7 @@ impl Doctor {
         let mut findings = machine_findings();
         findings.extend(dpdk::findings());
         findings.extend([library(), daemon(&self.socket)]);
+        findings.extend(left_behind());
         for interface in interfaces.iter().filter(|interface| !interface.loopback) {
             check_interface(interface, &mut findings)?;
         }
@@ -98,7 +105,10 @@ impl Doctor {
 
 /// Returns the checks that do not depend on an interface.
 fn machine_findings() -> Vec<Finding> {
-    vec![kernel(), privileges(), hugepages(), cpus(), file_descriptors()]
+    let mut findings = vec![kernel()];
+    findings.extend(privileges());
+    findings.extend([locked_memory(), hugepages(), cpus(), file_descriptors()]);
+    findings
 }
 
 fn kernel() -> Finding {
@@ -113,22 +123,37 @@ fn kernel() -> Finding {
     }
 }
 
-fn privileges() -> Finding {
-    use rustix::thread::CapabilitySet as Set;
-    let effective = rustix::thread::capabilities(None).map_or(Set::empty(), |sets| sets.effective);
-    let wanted =
-        [(Set::NET_ADMIN, "CAP_NET_ADMIN"), (Set::NET_RAW, "CAP_NET_RAW"), (Set::BPF, "CAP_BPF")];
-    let missing: Vec<_> =
-        wanted.iter().filter(|(bit, _)| !effective.contains(*bit)).map(|(_, name)| *name).collect();
-    if missing.is_empty() {
-        Finding::new("privileges", Verdict::Good, "sufficient for every kind of packet I/O")
-    } else {
-        Finding::new("privileges", Verdict::Missing, format!("missing: {}", missing.join(", ")))
-            .remedy(
-                "sudo tidegate ..., or: sudo setcap cap_net_admin,cap_net_raw,cap_bpf+ep \
-                 $(command -v tidegate); without either: unshare -rn, then --io packet or tap",
-            )
+/// Checks the capabilities for each kind of packet I/O.
+fn privileges() -> Vec<Finding> {
+    let kinds =
+        [RequiredCapabilities::XDP, RequiredCapabilities::PACKET, RequiredCapabilities::TAP];
+    let finding = |required: RequiredCapabilities| {
+        let (user, missing) = (required.user, required.missing());
+        if missing.is_empty() {
+            return Finding::new("privileges", Verdict::Good, format!("sufficient for {user}"));
+        }
+        let what = format!("{user} lacks {}", capabilities::names(missing));
+        Finding::new("privileges", Verdict::Missing, what).remedy(format!(
+            "sudo tidegate ..., or: sudo setcap {}+ep $(command -v tidegate); without either: \
+             unshare -rn, then --io packet or tap",
+            capabilities::file_capabilities(required.set)
+        ))
+    };
+    kinds.map(finding).into()
+}
+
+/// Checks the limit of the memory that AF_XDP pins.
+fn locked_memory() -> Finding {
+    let limit = getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
+    let may_exceed = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    if may_exceed || limit >= PINNED_BYTES {
+        return Finding::new("memory", Verdict::Good, "AF_XDP can pin its packet buffers");
     }
+    let (limit, wanted) = (limit >> 10, PINNED_BYTES >> 10);
+    let what = format!("{limit} KiB may be pinned: AF_XDP pins {wanted} KiB");
+    Finding::new("memory", Verdict::Fair, what)
+        .remedy("ulimit -l unlimited, or add cap_ipc_lock to the capabilities, or use --frames")
 }
 
 fn hugepages() -> Finding {
@@ -173,6 +198,19 @@ fn file_descriptors() -> Finding {
             "set LimitNOFILE=1048576 in the systemd unit, or edit /etc/security/limits.conf",
         )
     }
+}
+
+/// Restores settings of interfaces that killed processes left changed.
+fn left_behind() -> Vec<Finding> {
+    let found = restore_left_behind().into_iter().map(|LeftBehind { interface, is_restored }| {
+        let what = "a killed process had left interrupts deferred, or GRO limited";
+        if is_restored {
+            Finding::new(&interface, Verdict::Good, format!("{what}: restored now"))
+        } else {
+            Finding::new(&interface, Verdict::Fair, what).remedy("sudo tidegate doctor")
+        }
+    });
+    found.collect()
 }
 
 /// Checks for the preload library of `tidegate run`.

@@ -24,6 +24,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tidegate_device::interface_settings::{RestorerRole, run_restorer, set_restorer};
 
 /// Error that ends a command: printed once to standard error, exit code 1.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -77,9 +78,19 @@ enum Command {
     Demo(demo::Demo),
     /// List all drop reasons
     Drops(report::Drops),
+    /// Restore settings of an interface; Tidegate starts this itself
+    #[command(hide = true)]
+    RestoreSettings {
+        /// Part of this process
+        role: RestorerRole,
+    },
 }
 
+/// This program, also after its file was replaced.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
 fn main() -> ExitCode {
+    set_restorer(OWN_PROGRAM);
     let result = match Cli::parse_from(with_new_spelling(std::env::args_os().collect())).command {
         Command::Daemon(daemon) => daemon.run(),
         Command::Serve(serve) => serve.run(),
@@ -96,6 +107,7 @@ fn main() -> ExitCode {
         Command::Lab(lab) => lab.run(),
         Command::Demo(demo) => demo.run(),
         Command::Drops(drops) => drops.run(),
+        Command::RestoreSettings { role } => run_restorer(role).map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -31,9 +31,12 @@
 
 pub mod admission;
 mod buffer;
+pub mod capabilities;
 pub mod capture;
 pub mod dpdk;
 pub mod fault;
+#[cfg(any(feature = "packet", feature = "xdp"))]
+pub mod interface_settings;
 pub mod mem;
 pub mod netlink;
 #[cfg(feature = "packet")]
@@ -184,8 +187,8 @@ pub trait Device: Send {
         None
     }
 
-    /// Redirects the packets of `rule` from the kernel to this device (`take`), or returns them
-    /// to the kernel.
+    /// Adds a user of `rule`, whose packets are redirected from the kernel to this device (`take`),
+    /// or removes one. With the last user the packets go to the kernel again.
     ///
     /// # Errors
     /// [`io::ErrorKind::Unsupported`] on devices that cannot redirect packets of the kernel;

@@ -401,6 +401,6 @@ fn open_errors_say_what_to_do() {
     ip("link set tg0 up");
     sandbox::drop_capabilities();
     let denied = open_error(PacketConfig::new("tg0"));
-    assert!(matches!(denied, PacketError::Permission), "{denied}");
+    assert!(matches!(denied, PacketError::Permission(_)), "{denied}");
     assert!(denied.to_string().contains("unshare -rn"));
 }

@@ -236,6 +236,6 @@ fn open_errors_say_what_to_do() {
     assert!(Interface::by_name("tg1").is_err(), "nothing is left behind");
     sandbox::drop_capabilities();
     let error = TapDevice::open(&TapConfig::new("tg2"), &mut arena).unwrap_err();
-    assert!(matches!(error, TapError::Permission(_)), "{error}");
+    assert!(matches!(error, TapError::Permission { .. }), "{error}");
     assert!(error.to_string().contains("ip tuntap add dev tg2"));
 }

@@ -323,9 +323,41 @@ fn steering_rules_change_while_the_device_is_open() {
         receive_frame(&mut device, &mut arena, "a datagram", |frame| frame.ends_with(b"port"));
         for rule in &added {
             device.unsteer(rule).unwrap();
+        }
+        assert_eq!(device.steering().rules, added, "each rule has a second user");
+        client.send_to(b"again", at(LEFT_ADDRESSES[0], ECHO_PORT)).unwrap();
+        receive_frame(&mut device, &mut arena, "a datagram", |frame| frame.ends_with(b"again"));
+        for rule in &added {
             device.unsteer(rule).unwrap();
         }
         assert_eq!(to_kernel(&mut received), 6);
+    }
+    device.close(&mut arena);
+}
+
+#[test]
+fn rules_end_with_the_device() {
+    if !can_create_namespaces() {
+        return;
+    }
+    let pair = VethPair::new(1);
+    let mut arena = arena(4096);
+    let device = open(&pair.left, rules([udp(ECHO_PORT), udp(ECHO_PORT + 1)]), &mut arena);
+    let state = Box::new(device).close_for_handover(&mut arena, false);
+    let Some(HandoverState::Xdp(mut loaded)) = state else { panic!("no handover state") };
+    let config = XdpConfig::new(pair.left.interface).steering(rules([udp(ECHO_PORT + 1)]));
+    // The kernel takes some time to release the queue.
+    let mut device = wait_until("the queue is free", || {
+        pair.left.run(|| XdpDevice::open_loaded(config.clone(), &mut loaded, &mut arena)).ok()
+    });
+    for (local, remote) in RIGHT_ADDRESSES.into_iter().zip(LEFT_ADDRESSES) {
+        let server = pair.left.run(|| UdpSocket::bind(at(remote, ECHO_PORT)).unwrap());
+        server.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let client = pair.right.run(|| UdpSocket::bind(at(local, 0)).unwrap());
+        client.send_to(b"kernel", at(remote, ECHO_PORT)).unwrap();
+        assert_eq!(server.recv(&mut [0; 8]).unwrap(), 6, "{remote}");
+        client.send_to(b"device", at(remote, ECHO_PORT + 1)).unwrap();
+        receive_frame(&mut device, &mut arena, "a datagram", |frame| frame.ends_with(b"device"));
     }
     device.close(&mut arena);
 }
@@ -786,7 +818,7 @@ fn open_errors_name_the_cause_and_leave_nothing_behind() {
         set_capabilities(None, none).unwrap();
         XdpDevice::open(config(), &mut arena(64)).err().unwrap()
     });
-    assert!(matches!(error, XdpError::NotPermitted(_)), "{error}");
+    assert!(matches!(error, XdpError::NotPermitted { .. }), "{error}");
     assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
     wait_until_detached(left, "no permission");
 }

@@ -312,12 +312,15 @@ impl PortClaim {
         rules: Vec<SteeringRule>,
         kernel_socket: Option<Arc<dyn HeldSocket>>,
     ) -> io::Result<Self> {
-        let claim = Self { protocol, rules, local, sharing: PortSharing::Exclusive, kernel_socket };
-        for rule in &claim.rules {
-            if let Err(error) = device.set_steering(rule, true) {
+        let sharing = PortSharing::Exclusive;
+        let mut claim = Self { protocol, rules: Vec::new(), local, sharing, kernel_socket };
+        for rule in rules {
+            if let Err(error) = device.set_steering(&rule, true) {
+                // Other claims may use the rules that this claim has not added.
                 claim.release(device);
                 return Err(error);
             }
+            claim.rules.push(rule);
         }
         Ok(claim)
     }

@@ -53,6 +53,18 @@ impl DeviceConfig {
         }
     }
 
+    /// Interface of the kernel on which the device opens.
+    #[cfg(any(feature = "packet", feature = "xdp"))]
+    pub(crate) fn interface(&self) -> Option<&str> {
+        match self {
+            #[cfg(feature = "xdp")]
+            Self::Xdp(config) => Some(&config.interface),
+            #[cfg(feature = "packet")]
+            Self::Packet(config) => Some(&config.interface),
+            _ => None,
+        }
+    }
+
     /// True if the kernel processes each frame before the device receives it.
     pub(crate) fn is_fed_by_kernel(&self) -> bool {
         match self {

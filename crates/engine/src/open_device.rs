@@ -43,6 +43,11 @@ fn open(
     handover_state: &mut Option<HandoverState>,
     arena: &mut Arena,
 ) -> Result<Box<dyn Device>, OpenError> {
+    #[cfg(any(feature = "packet", feature = "xdp"))]
+    if config.device.interface().is_some() {
+        // Also settings that this device does not change.
+        tidegate_device::interface_settings::restore_left_behind();
+    }
     Ok(match config.device.clone_or_take() {
         #[cfg(feature = "xdp")]
         DeviceConfig::Xdp(xdp) => xdp::open(xdp, config, handover_state, arena)?,

@@ -16,7 +16,7 @@ use tidegate_gate::admission::{
 fn guard() -> Option<XdpGuard> {
     match XdpGuard::load() {
         Ok(guard) => Some(guard),
-        Err(XdpError::NotPermitted(_)) => {
+        Err(XdpError::NotPermitted { .. }) => {
             eprintln!("skipped: loading a BPF program needs root");
             None
         }

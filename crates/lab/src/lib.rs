@@ -15,6 +15,7 @@ pub mod echo_cost;
 pub mod error;
 pub mod experiment;
 pub mod guard;
+pub mod hostile;
 pub mod livelock;
 pub mod load;
 pub mod lock_contention;

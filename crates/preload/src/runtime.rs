@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use tidegate::Net;
+use tidegate::device::interface_settings::set_restorer;
 use tidegate::gate::{Config, Settings, admission};
 use tidegate::host::HostConfig;
 
@@ -26,6 +27,8 @@ struct EncodedSettings {
     #[serde(default)]
     gate: Config,
     admission: Option<admission::Config>,
+    /// Program that restores the settings of the interface if this process is killed.
+    restorer: Option<PathBuf>,
     /// Unix socket of the daemon, for an attached stack.
     socket: Option<PathBuf>,
     /// True when the daemon uses the kernel's addresses.
@@ -77,6 +80,9 @@ fn parse_settings(text: &str) -> Result<RunSettings, String> {
     let encoded: EncodedSettings = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if let Some(path) = &encoded.log {
         log::use_file(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    if let Some(program) = encoded.restorer {
+        set_restorer(program);
     }
     let stack = match (encoded.host, encoded.socket) {
         (Some(host), None) => {

@@ -19,6 +19,15 @@ pub mod fault {
     pub use tidegate_device::fault::{FaultConfig, FaultError, FaultInjector, FaultRates};
 }
 
+/// Settings of an interface that a killed process leaves changed, unless a restorer exists.
+#[cfg(any(feature = "packet", feature = "xdp"))]
+pub mod interface_settings {
+    pub use tidegate_device::interface_settings::{
+        LeftBehind, RestorerRole, UnknownRestorerRole, restore_left_behind, run_restorer,
+        set_restorer,
+    };
+}
+
 /// In-memory links, for tests.
 pub mod mem {
     pub use tidegate_device::mem::{MemConfig, MemDevice, wire};

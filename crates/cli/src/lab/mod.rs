@@ -8,6 +8,7 @@ mod dns;
 mod dpdk;
 mod echo_cost;
 mod guard;
+mod hostile;
 mod livelock;
 mod lock_contention;
 mod mlfrr;
@@ -108,6 +109,9 @@ pub(crate) enum Lab {
     /// Applications of the daemon killed in any state, misbehaving applications, and the daemon
     /// killed: checks the losses of the others and that all memory is freed
     Chaos(chaos::ChaosLab),
+    /// Attacks that may cost nobody else anything: servers killed and stopped under a flood, which
+    /// must leave the interface as it was
+    Hostile(hostile::HostileLab),
     /// Receive path trace: time per stage of a packet, in the kernel and in Tidegate
     #[command(alias = "trace")]
     ReceiveTrace(receive_trace::ReceiveTraceLab),
@@ -145,6 +149,7 @@ impl Lab {
             Lab::AttachLatency(lab) => lab.run(),
             Lab::Dpdk(lab) => lab.run(),
             Lab::Chaos(lab) => lab.run(),
+            Lab::Hostile(lab) => lab.run(),
             Lab::ReceiveTrace(lab) => lab.run(),
             Lab::Sweep(lab) => lab.run(),
             Lab::PapersLivelock(lab) => lab.run(),

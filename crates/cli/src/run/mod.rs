@@ -97,6 +97,7 @@ impl Run {
             "host": host.host_config()?,
             "gate": settings.config(),
             "admission": self.admission.then(admission::Config::default),
+            "restorer": std::env::current_exe()?.to_str(),
         }))
     }
 

@@ -7,6 +7,8 @@
 mod change;
 mod gro;
 mod monitor;
+#[cfg_attr(not(feature = "xdp"), allow(dead_code))]
+mod netdev;
 mod socket;
 
 use std::fmt;
@@ -28,9 +30,10 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tidegate_wire::{IpCidr, MacAddr, Medium};
 
 pub use change::{add_address, set_mtu, set_up};
-pub use gro::GroLimit;
+pub(crate) use gro::GroMaxSizes;
 pub use monitor::{Change, Monitor};
-use socket::Socket;
+pub(crate) use netdev::{NapiSettings, NetdevSocket};
+pub(crate) use socket::Socket;
 
 /// Error of a netlink request.
 #[derive(Debug, thiserror::Error)]

@@ -16,6 +16,7 @@
 //! has read them, so a slow peer on veth would block the device.
 
 mod filter;
+mod gro_limit;
 mod ring;
 mod sys;
 
@@ -27,9 +28,11 @@ use tidegate_memory::{Arena, Checksum, Frame, FrameSize, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Medium};
 
 use crate::buffer::LINK_HEADER_BYTES;
-use crate::netlink::{self, GroLimit, Interface, NetlinkError};
+use crate::capabilities::{MissingCapabilities, RequiredCapabilities};
+use crate::netlink::{self, Interface, NetlinkError};
 use crate::segments::{Segments, Splitter};
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, buffer, vnet};
+use gro_limit::GroLimit;
 use ring::{NextFrame, RingReader};
 use sys::{BURST_FRAMES, Batch, Socket};
 
@@ -149,11 +152,10 @@ pub enum PacketError {
     Netlink(#[from] NetlinkError),
     /// Packet sockets are not allowed.
     #[error(
-        "a packet socket needs CAP_NET_RAW: run as root, or give it to the executable with \
-         `setcap cap_net_raw+ep`, or try it inside `unshare -rn`, which has network devices of \
-         its own"
+        "not permitted to open a packet socket: {0}, or try it inside `unshare -rn`, which has \
+         network devices of its own"
     )]
-    Permission,
+    Permission(MissingCapabilities),
     /// The interface is down.
     #[error("the interface {0} is down: `ip link set {0} up`")]
     Down(String),
@@ -239,7 +241,7 @@ pub struct PacketDevice {
     split_vlan: Option<VlanTag>,
     socket: Socket,
     /// Limits GRO, so that coalesced frames fit into buffers.
-    _gro_limit: Option<GroLimit>,
+    gro_limit: Option<GroLimit>,
 }
 
 impl PacketDevice {
@@ -258,7 +260,7 @@ impl PacketDevice {
         // GRO limits count IP packets, without the link header.
         let longest = u16::MAX - HEADROOM_BYTES - LINK_HEADER_BYTES as u16;
         // Without permission to set the limit, frames that do not fit are dropped and counted.
-        let limit = || GroLimit::set(interface.index, longest.into()).ok().flatten();
+        let limit = || GroLimit::set(&interface, longest.into()).ok().flatten();
         let gro_limit = config.segmentation.then(limit).flatten();
         let detail = match config.receive {
             ReceiveMode::Syscalls if config.segmentation => {
@@ -291,7 +293,7 @@ impl PacketDevice {
             splitter: Splitter::new(),
             split_vlan: None,
             socket,
-            _gro_limit: gro_limit,
+            gro_limit,
         })
     }
 
@@ -441,7 +443,9 @@ fn open_socket(
         move |source| PacketError::Setup { step, interface, source }
     };
     let socket = Socket::open().map_err(|source| match source.kind() {
-        io::ErrorKind::PermissionDenied => PacketError::Permission,
+        io::ErrorKind::PermissionDenied => {
+            PacketError::Permission(RequiredCapabilities::PACKET.explain())
+        }
         _ => step("open a packet socket")(source),
     })?;
     socket
@@ -619,6 +623,9 @@ impl Device for PacketDevice {
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        if let Some(limit) = &mut self.gro_limit {
+            limit.apply_again();
+        }
         match self.receiver {
             Receiver::Ring(_) => Ok(self.receive_from_ring(arena, burst, quota)),
             Receiver::Syscalls => self.receive_by_syscalls(arena, burst, quota),

@@ -17,6 +17,7 @@ use tidegate_memory::{Arena, FrameSize, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, IpCidr, MacAddr, Medium};
 
 use crate::buffer::LINK_HEADER_BYTES;
+use crate::capabilities::{MissingCapabilities, RequiredCapabilities};
 use crate::netlink::{self, Interface, NetlinkError};
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, buffer, vnet};
 
@@ -106,10 +107,15 @@ pub enum TapError {
     DeviceNode,
     /// TAP devices are not allowed.
     #[error(
-        "a TAP device needs CAP_NET_ADMIN: run as root, or inside `unshare -rn` to try it out, \
-         or have root create one for you: `ip tuntap add dev {0} mode tap vnet_hdr user $USER`"
+        "not permitted to open the TAP device {name}: {why}, or try it inside `unshare -rn`, or have \
+         root create one for you: `ip tuntap add dev {name} mode tap vnet_hdr user $USER`"
     )]
-    Permission(String),
+    Permission {
+        /// Name of the device.
+        name: String,
+        /// Missing capabilities, if any.
+        why: MissingCapabilities,
+    },
     /// Another process has the device.
     #[error("the device {0} is in use by another process")]
     Busy(String),
@@ -304,7 +310,9 @@ fn attach(config: &TapConfig) -> Result<(OwnedFd, String), TapError> {
     let name = sys::attach(fd.as_fd(), name, device_flags(config.medium)).map_err(|source| {
         let name = name.clone();
         match source.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => TapError::Permission(name),
+            Some(libc::EPERM | libc::EACCES) => {
+                TapError::Permission { name, why: RequiredCapabilities::TAP.explain() }
+            }
             Some(libc::EBUSY) => TapError::Busy(name),
             Some(libc::EINVAL) => TapError::Kind(name, kind_of(config.medium)),
             _ => TapError::Setup { step: "create the device", name, source },

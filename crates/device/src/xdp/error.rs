@@ -5,6 +5,7 @@ use std::io;
 use aya::EbpfError;
 use aya::maps::MapError;
 
+use crate::capabilities::MissingCapabilities;
 use crate::netlink::NetlinkError;
 
 /// Error of opening or steering an AF_XDP device. After an error of opening, nothing is left
@@ -27,12 +28,14 @@ pub enum XdpError {
     /// The interface does not carry Ethernet frames.
     #[error("`{0}` is not an Ethernet interface: AF_XDP needs a NIC or a veth")]
     NotEthernet(String),
-    /// The process lacks a privilege.
-    #[error(
-        "not permitted to {0}: run as root, or with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF \
-         (`setcap cap_net_admin,cap_net_raw,cap_bpf+ep EXECUTABLE`)"
-    )]
-    NotPermitted(&'static str),
+    /// The kernel does not permit a step.
+    #[error("not permitted to {step}: {why}")]
+    NotPermitted {
+        /// The step.
+        step: &'static str,
+        /// Missing capabilities, if any.
+        why: MissingCapabilities,
+    },
     /// Frames of the interface's MTU exceed the frame size of the arena.
     #[error(
         "the MTU of `{interface}` is {mtu}, but the arena's frames hold at most {max_mtu}: \
@@ -104,7 +107,7 @@ pub enum XdpError {
     /// The kernel refused to pin the arena's memory.
     #[error(
         "the kernel refused to pin {bytes} bytes of packet buffers: {source}; configure fewer \
-         frames or raise the limit of locked memory (`ulimit -l`)"
+         frames, raise the limit of locked memory (`ulimit -l`), or add CAP_IPC_LOCK"
     )]
     Memory {
         /// Arena size, in bytes.
@@ -124,8 +127,8 @@ pub enum XdpError {
     },
     /// The kernel refused the requested busy polling.
     #[error(
-        "cannot enable busy polling: {0}; it requires CAP_NET_ADMIN and Linux 5.11, or open the \
-         device without it"
+        "cannot enable busy polling: {0}; it requires Linux 5.11: open the device without it \
+         (`--busy-poll 0`)"
     )]
     BusyPoll(#[source] io::Error),
     /// A BPF map of the steering rules is full or cannot be accessed.

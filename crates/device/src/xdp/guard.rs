@@ -11,6 +11,8 @@ use super::admission::{AdmissionMaps, take_map};
 use super::open::{attach, load_error};
 use super::{AttachMode, XdpError, XdpLink, sys};
 use crate::admission::{ClassCounts, Classifier, EarlyDrop, Limits, MAX_CLASSES};
+use crate::capabilities::RequiredCapabilities;
+use crate::interface_settings::restore_left_behind;
 use crate::netlink::Interface;
 
 /// Built from `bpf/guard.bpf.c` by `make -C bpf`.
@@ -38,7 +40,7 @@ impl XdpGuard {
     /// # Errors
     /// [`XdpError`] names the cause and the remedy.
     pub fn load() -> Result<Self, XdpError> {
-        Self::try_load().map_err(load_error)
+        Self::try_load().map_err(|error| load_error(error, RequiredCapabilities::XDP_GUARD))
     }
 
     fn try_load() -> Result<Self, EbpfError> {
@@ -60,7 +62,9 @@ impl XdpGuard {
     /// [`XdpError`] names the cause and the remedy.
     pub fn attach(&mut self, interface: &str, mode: AttachMode) -> Result<bool, XdpError> {
         let index = Interface::by_name(interface)?.index;
-        attach(|native| self.attach_to(index, native), mode, interface)
+        restore_left_behind();
+        let required = RequiredCapabilities::XDP_GUARD;
+        attach(|native| self.attach_to(index, native), mode, interface, required)
     }
 
     fn attach_to(&mut self, interface_index: u32, native: bool) -> io::Result<()> {

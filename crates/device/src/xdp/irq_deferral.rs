@@ -1,14 +1,12 @@
 //! Device settings for preferred busy polling: the time that a NAPI instance waits for a poll
 //! before it falls back to interrupts.
 
-use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 
 use super::BusyPoll;
 use super::config::TargetInterface;
-use super::netdev::{NapiSettings, NetdevSocket};
+use crate::interface_settings::{InterfaceId, Settings, SettingsAccess, SettingsGuard};
+use crate::netlink::NapiSettings;
 
 /// Minimum flush timeout while receiving is paused, in nanoseconds. Exceeds the period of a
 /// CPU share, so that the setting is written once and not in every period.
@@ -18,24 +16,15 @@ const MIN_PAUSE_TIMEOUT_NS: u64 = 20_000_000;
 /// 30 frames in that time; RX rings of NICs hold a thousand, a veth's 256.
 const SOFTIRQ_TIMEOUT_NS: u64 = 20_000;
 
-/// Changed interrupt-deferral settings of a device; restored on drop. A process that is
-/// killed leaves the settings changed: interrupts then come later than before by the flush
-/// timeout, and no frame is lost.
+/// Changed interrupt-deferral settings of a device; restored on drop.
 pub(super) struct IrqDeferral {
-    original: OriginalSettings,
+    guard: SettingsGuard,
+    /// Restorations of the guard that this process knows of.
+    restorations: u64,
     /// Flush timeout while the device polls, in nanoseconds.
     polling_timeout_ns: u64,
     /// Current flush timeout, in nanoseconds.
     flush_timeout_ns: u64,
-}
-
-/// Original settings.
-enum OriginalSettings {
-    /// Of the whole interface: files in `/sys` with their contents, and the open file of the
-    /// flush timeout.
-    Sysfs(Vec<(PathBuf, String)>, File),
-    /// Of the interface's NAPI instances, through netlink.
-    Netlink(NetdevSocket, Vec<NapiSettings>),
 }
 
 impl IrqDeferral {
@@ -43,16 +32,44 @@ impl IrqDeferral {
     /// namespace, otherwise through netlink.
     ///
     /// # Errors
-    /// Neither `/sys` nor netlink accepts the settings. Nothing is changed then.
+    /// Neither `/sys` nor netlink accepts the settings, or another process has changed them.
+    /// Nothing is changed then.
     pub(super) fn set(target: &TargetInterface, settings: &BusyPoll) -> io::Result<Self> {
-        let folder = Path::new("/sys/class/net").join(&target.name);
-        let original = if is_sysfs_of(&folder, target) {
-            set_by_sysfs(&folder, settings)?
-        } else {
-            set_by_netlink(target.index, settings)?
-        };
-        let polling_timeout_ns = settings.flush_timeout_ns;
-        Ok(Self { original, polling_timeout_ns, flush_timeout_ns: polling_timeout_ns })
+        let interface = InterfaceId { index: target.index, mac: target.mac };
+        let access = SettingsAccess::to_deferral(&interface)?;
+        let (defer_irqs, flush_timeout_ns) = (settings.defer_irqs, settings.flush_timeout_ns);
+        let guard = SettingsGuard::begin(interface, access, |original| {
+            Some(match original {
+                Settings::Napis(napis) => {
+                    let changed = |&NapiSettings { id, .. }: &NapiSettings| NapiSettings {
+                        id,
+                        defer_hard_irqs: defer_irqs,
+                        gro_flush_timeout_ns: flush_timeout_ns,
+                    };
+                    Settings::Napis(napis.iter().map(changed).collect())
+                }
+                _ => Settings::Deferral { defer_irqs, flush_timeout_ns },
+            })
+        })?;
+        let guard = guard.ok_or(io::ErrorKind::Unsupported)?;
+        let restorations = guard.restorations();
+        let polling_timeout_ns = flush_timeout_ns;
+        Ok(Self { guard, restorations, polling_timeout_ns, flush_timeout_ns })
+    }
+
+    /// Applies the settings again if they were restored while this process was stopped. Returns
+    /// true if so, which takes effect with the next poll.
+    #[inline]
+    pub(super) fn apply_again(&mut self) -> bool {
+        let restorations = self.guard.restorations();
+        if self.restorations == restorations {
+            return false;
+        }
+        self.restorations = restorations;
+        // If the kernel refuses, softirqs poll the driver too.
+        let _ = self.guard.apply();
+        let _ = self.guard.write_flush_timeout(self.flush_timeout_ns);
+        true
     }
 
     /// Defers interrupts for a pause of `wait_ns` without polls. Returns true if the flush
@@ -106,83 +123,10 @@ impl IrqDeferral {
     }
 
     fn write_flush_timeout(&mut self, flush_timeout_ns: u64) -> io::Result<()> {
-        match &self.original {
-            OriginalSettings::Sysfs(_, file) => {
-                file.write_all_at(flush_timeout_ns.to_string().as_bytes(), 0)?;
-            }
-            OriginalSettings::Netlink(netdev, napis) => {
-                for &before in napis {
-                    netdev.set_flush_timeout(before.id, flush_timeout_ns)?;
-                }
-            }
-        }
+        self.guard.write_flush_timeout(flush_timeout_ns)?;
         self.flush_timeout_ns = flush_timeout_ns;
         Ok(())
     }
-}
-
-fn set_by_sysfs(directory: &Path, settings: &BusyPoll) -> io::Result<OriginalSettings> {
-    let values = [
-        ("napi_defer_hard_irqs", u64::from(settings.defer_irqs)),
-        ("gro_flush_timeout", settings.flush_timeout_ns),
-    ];
-    let file = File::options().write(true).open(directory.join(values[1].0))?;
-    let mut original = OriginalSettings::Sysfs(Vec::new(), file);
-    for (name, value) in values {
-        let path = directory.join(name);
-        let value_before = fs::read_to_string(&path)?;
-        fs::write(&path, value.to_string())?;
-        if let OriginalSettings::Sysfs(files, _) = &mut original {
-            files.push((path, value_before));
-        }
-    }
-    Ok(original)
-}
-
-fn set_by_netlink(interface_index: u32, settings: &BusyPoll) -> io::Result<OriginalSettings> {
-    let netdev = NetdevSocket::open()?;
-    let napis = netdev.napis(interface_index)?;
-    if napis.is_empty() {
-        return Err(io::ErrorKind::Unsupported.into());
-    }
-    let mut original = OriginalSettings::Netlink(netdev, Vec::new());
-    for napi in napis {
-        if let OriginalSettings::Netlink(netdev, changed) = &mut original {
-            netdev.set(&NapiSettings {
-                defer_hard_irqs: settings.defer_irqs,
-                gro_flush_timeout_ns: settings.flush_timeout_ns,
-                ..napi
-            })?;
-            changed.push(napi);
-        }
-    }
-    Ok(original)
-}
-
-impl Drop for OriginalSettings {
-    fn drop(&mut self) {
-        // Errors are ignored: the interface may be gone, and its settings with it.
-        match self {
-            Self::Sysfs(files, _) => {
-                for (path, before) in files {
-                    let _ = fs::write(path, before.trim());
-                }
-            }
-            Self::Netlink(netdev, napis) => {
-                for before in napis {
-                    let _ = netdev.set(before);
-                }
-            }
-        }
-    }
-}
-
-/// True if a directory of `/sys` describes this interface. `/sys` shows the network namespace
-/// in which it was mounted, which may contain another interface of the same name.
-pub(super) fn is_sysfs_of(directory: &Path, target: &TargetInterface) -> bool {
-    let read = |name| fs::read_to_string(directory.join(name)).unwrap_or_default();
-    let mac = target.mac.map(|byte| format!("{byte:02x}")).join(":");
-    read("ifindex").trim() == target.index.to_string() && read("address").trim() == mac
 }
 
 #[cfg(test)]
@@ -192,7 +136,7 @@ mod tests {
     use rustix::thread::UnshareFlags;
 
     use super::*;
-    use crate::netlink::Interface;
+    use crate::netlink::{Interface, NetdevSocket};
 
     fn napis(interface_index: u32) -> io::Result<Vec<NapiSettings>> {
         let mut napis = NetdevSocket::open()?.napis(interface_index)?;
@@ -239,7 +183,7 @@ mod tests {
         let settings = BusyPoll { defer_irqs: 7, flush_timeout_ns: 123_456, ..BusyPoll::default() };
         let mut deferral = IrqDeferral::set(&target, &settings).unwrap();
         assert!(
-            matches!(deferral.original, OriginalSettings::Netlink(..)),
+            matches!(deferral.guard.original(), Settings::Napis(_)),
             "/sys does not show this namespace"
         );
         let assert_timeout = |expected_ns: u64| {

@@ -18,7 +18,6 @@ mod guard;
 mod irq_deferral;
 mod link;
 mod napi;
-mod netdev;
 mod open;
 mod program;
 mod queue;
@@ -182,7 +181,7 @@ impl XdpDevice {
         arena.reclaim_all();
     }
 
-    /// Adds a steering rule, effective immediately. Existing rules stay.
+    /// Adds a user of a steering rule, effective immediately. Other rules stay.
     ///
     /// # Errors
     /// [`XdpError::Steering`] if a map has no space for another rule.
@@ -190,8 +189,8 @@ impl XdpDevice {
         Ok(self.program.steer(&rule)?)
     }
 
-    /// Removes a steering rule, effective immediately: its frames pass to the kernel again. Does
-    /// nothing if the rule was not set.
+    /// Removes a user of a steering rule. With its last user the rule ends, effective immediately:
+    /// its frames pass to the kernel again. Does nothing if the rule was not set.
     ///
     /// # Errors
     /// [`XdpError::Steering`] if the kernel refuses.
@@ -219,6 +218,9 @@ impl Device for XdpDevice {
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        if self.irq_deferral.as_mut().is_some_and(IrqDeferral::apply_again) {
+            self.poll_driver()?;
+        }
         let mut received = self.receive_round(arena, burst, quota)?;
         self.times_emptied += u64::from(received < quota);
         if self.program.is_limiting() {

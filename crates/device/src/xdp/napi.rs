@@ -9,8 +9,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::netdev::NetdevSocket;
 use super::sys;
+use crate::netlink::NetdevSocket;
 
 /// Minimum frames of a productive short poll, which justifies longer polls.
 const PRODUCTIVE_FRAMES: usize = 16;

@@ -20,6 +20,7 @@ use super::softirq_mode::SoftirqMode;
 use super::traffic::TrafficMonitor;
 use super::umem::Umem;
 use super::{AttachMode, CopyMode, DataPath, XdpConfig, XdpDevice, XdpError};
+use crate::capabilities::RequiredCapabilities;
 use crate::{Capabilities, Medium};
 
 /// Opens a device. On success `loaded` is left empty; on failure it holds the program.
@@ -69,7 +70,7 @@ pub(super) fn open(
 
 /// Loads the steering program, attached to no interface.
 pub(super) fn load() -> Result<SteeringProgram, XdpError> {
-    SteeringProgram::load().map_err(load_error)
+    SteeringProgram::load().map_err(|error| load_error(error, RequiredCapabilities::XDP))
 }
 
 /// Parts of a device that depend on the interface.
@@ -96,7 +97,7 @@ fn take_into_service(
         Some(link) => link.native(),
         None => {
             let link = |native| program.attach(target.index, native);
-            attach(link, config.mode, &target.name)?
+            attach(link, config.mode, &target.name, RequiredCapabilities::XDP)?
         }
     };
     let (sockets, copying) = bind(config, target, umem, native)?;
@@ -104,7 +105,7 @@ fn take_into_service(
     let busy_poll = config.busy_poll.as_ref();
     if let Some(settings) = busy_poll {
         for socket in &sockets {
-            socket.prefer_busy_poll(settings).map_err(XdpError::BusyPoll)?;
+            socket.prefer_busy_poll(settings).map_err(busy_poll_error)?;
         }
     }
     let poller = busy_poll.and_then(|_| poller(target, &sockets));
@@ -127,6 +128,16 @@ fn take_into_service(
         busy_poll: config.busy_poll,
     };
     Ok(OpenedParts { queues, data_path, poller, irq_deferral, readiness })
+}
+
+fn busy_poll_error(source: io::Error) -> XdpError {
+    match source.raw_os_error() {
+        Some(libc::EPERM) => XdpError::NotPermitted {
+            step: "enable busy polling",
+            why: RequiredCapabilities::XDP.explain(),
+        },
+        _ => XdpError::BusyPoll(source),
+    }
 }
 
 /// Creates the NAPI poller if the sockets cannot poll the driver. Kernels that
@@ -202,6 +213,7 @@ pub(super) fn attach(
     mut link: impl FnMut(bool) -> io::Result<()>,
     mode: AttachMode,
     interface: &str,
+    required: RequiredCapabilities,
 ) -> Result<bool, XdpError> {
     let (modes, tried): (&[bool], _) = match mode {
         AttachMode::Auto => (&[true, false], "neither native nor generic"),
@@ -217,7 +229,8 @@ pub(super) fn attach(
                     return Err(XdpError::AlreadyAttached(interface.to_owned()));
                 }
                 Some(libc::EPERM | libc::EACCES) => {
-                    return Err(XdpError::NotPermitted("attach an XDP program"));
+                    let (step, why) = ("attach an XDP program", required.explain());
+                    return Err(XdpError::NotPermitted { step, why });
                 }
                 Some(libc::ENODEV) => return Err(XdpError::InterfaceGone(interface.to_owned())),
                 _ => refusals.push(error),
@@ -303,14 +316,17 @@ fn bind_all(
 fn socket_error(source: io::Error, target: &TargetInterface, umem: &Umem, queue: u32) -> XdpError {
     let interface = target.name.clone();
     match source.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => XdpError::NotPermitted("open an AF_XDP socket"),
+        Some(libc::EPERM | libc::EACCES) => XdpError::NotPermitted {
+            step: "open an AF_XDP socket",
+            why: RequiredCapabilities::XDP.explain(),
+        },
         Some(libc::EBUSY) => XdpError::QueueBusy { interface, queue },
         Some(libc::ENOBUFS | libc::ENOMEM) => XdpError::Memory { bytes: umem.len(), source },
         _ => XdpError::Socket { interface, queue, source },
     }
 }
 
-pub(super) fn load_error(error: EbpfError) -> XdpError {
+pub(super) fn load_error(error: EbpfError, required: RequiredCapabilities) -> XdpError {
     let refused = match &error {
         EbpfError::ProgramError(ProgramError::LoadError { io_error, .. })
         | EbpfError::MapError(MapError::CreateError { io_error, .. }) => io_error.raw_os_error(),
@@ -318,8 +334,12 @@ pub(super) fn load_error(error: EbpfError) -> XdpError {
         | EbpfError::MapError(MapError::SyscallError(error)) => error.io_error.raw_os_error(),
         _ => None,
     };
+    let not_permitted =
+        || XdpError::NotPermitted { step: "load a BPF program", why: required.explain() };
     match refused {
-        Some(libc::EPERM) => XdpError::NotPermitted("load a BPF program"),
+        Some(libc::EPERM) => not_permitted(),
+        // The verifier refuses instructions that need another capability.
+        Some(libc::EACCES | libc::EINVAL) if !required.are_in_effect() => not_permitted(),
         _ => XdpError::Load(Box::new(error)),
     }
 }

@@ -10,7 +10,7 @@ use aya::{Ebpf, EbpfError};
 use super::SteeringCounters;
 use super::admission::{AdmissionMaps, take_map};
 use super::link::XdpLink;
-use super::steering::Steering;
+use super::steering::{RuleUsers, Steering};
 use crate::admission::Limits;
 use crate::steering::SteeringRule;
 
@@ -22,8 +22,9 @@ pub(super) struct SteeringProgram {
     link: Option<XdpLink>,
     /// The inherited link still has the other process's program attached.
     awaits_takeover: bool,
-    /// Current rules.
+    /// Current rules, each once.
     steering: Steering,
+    rule_users: RuleUsers,
     settings: Array<MapData, [u32; 2]>,
     addresses: HashMap<MapData, [u8; 20], u32>,
     ports: HashMap<MapData, [u8; 20], u32>,
@@ -48,6 +49,7 @@ impl SteeringProgram {
             link: None,
             awaits_takeover: false,
             steering: Steering::default(),
+            rule_users: RuleUsers::default(),
             settings: take_map(&mut ebpf, "settings")?,
             addresses: take_map(&mut ebpf, "addresses")?,
             ports: take_map(&mut ebpf, "ports")?,
@@ -94,11 +96,16 @@ impl SteeringProgram {
         self.link.as_ref()
     }
 
-    /// Detaches the program. The program stays loaded; its list of rules and its limits are reset.
+    /// Detaches the program. The program stays loaded; its rules are removed, and its limits reset.
     pub(super) fn detach(&mut self) {
         (self.link, self.awaits_takeover, self.limiting, self.dropping) =
             (None, false, false, false);
-        self.steering = Steering::default();
+        self.rule_users = RuleUsers::default();
+        for rule in std::mem::take(&mut self.steering).rules {
+            // Fails only without the right to change the map. A key without a link to an interface
+            // redirects nothing.
+            let _ = self.remove_keys(&rule);
+        }
     }
 
     /// Keeps the program attached, and drops every frame that matches a rule until
@@ -136,23 +143,39 @@ impl SteeringProgram {
         steering.rules.iter().try_for_each(|rule| self.steer(rule))
     }
 
-    /// Adds a rule, effective immediately.
+    /// Adds a user of a rule. The rule is effective immediately, and until its last user leaves.
     pub(super) fn steer(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
-        if self.steering.rules.contains(rule) {
+        if !self.rule_users.add(*rule) {
             return Ok(());
         }
+        let added = self.add_keys(rule).and_then(|()| {
+            self.steering.rules.push(*rule);
+            self.apply_settings()
+        });
+        if added.is_err() {
+            let _ = self.unsteer(rule);
+        }
+        added
+    }
+
+    /// Removes a user of a rule. With its last user the rule ends, effective immediately.
+    pub(super) fn unsteer(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
+        if !self.rule_users.remove(rule) {
+            return Ok(());
+        }
+        self.steering.rules.retain(|other| other != rule);
+        self.apply_settings()?;
+        self.remove_keys(rule)
+    }
+
+    fn add_keys(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
         if let Some(key) = rule.address_key() {
             self.addresses.insert(key, 1, 0)?;
         }
-        rule.port_keys().try_for_each(|key| self.ports.insert(key, 1, 0))?;
-        self.steering.rules.push(*rule);
-        self.apply_settings()
+        rule.port_keys().try_for_each(|key| self.ports.insert(key, 1, 0))
     }
 
-    /// Removes a rule, effective immediately.
-    pub(super) fn unsteer(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
-        self.steering.rules.retain(|other| other != rule);
-        self.apply_settings()?;
+    fn remove_keys(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
         if let Some(key) = rule.address_key() {
             ignore_not_found(self.addresses.remove(&key))?;
         }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::config::TargetInterface;
-use super::irq_deferral::is_sysfs_of;
+use crate::interface_settings::{InterfaceId, is_sysfs_of};
 
 /// Counters of frames missed by the RX ring, by the names in
 /// `/sys/class/net/DEVICE/statistics`.
@@ -18,7 +18,8 @@ impl RxMissedCounters {
     /// Opens the counters. The set is empty if `/sys` shows another network namespace.
     pub(super) fn open(target: &TargetInterface) -> Self {
         let directory = Path::new("/sys/class/net").join(&target.name);
-        if !is_sysfs_of(&directory, target) {
+        let interface = InterfaceId { index: target.index, mac: target.mac };
+        if !is_sysfs_of(&directory, &interface) {
             return Self(Vec::new());
         }
         // `rx_dropped` counts other causes as well, except on veth, where it counts the full ring.

@@ -1,5 +1,6 @@
 //! Steering rules, and their keys in the BPF program's maps.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use crate::steering::{SteeringRule, TransportProtocol};
@@ -22,6 +23,31 @@ pub struct Steering {
     /// VLAN ID (IEEE 802.1Q) to which the rules apply; `None`: untagged frames. Ignored by
     /// [`SteeringRule::Everything`].
     pub vlan: Option<u16>,
+}
+
+/// Number of users of each steering rule.
+#[derive(Debug, Default)]
+pub(super) struct RuleUsers(HashMap<SteeringRule, usize>);
+
+impl RuleUsers {
+    /// Adds a user of a rule. Returns true if it is the first.
+    pub(super) fn add(&mut self, rule: SteeringRule) -> bool {
+        let users = self.0.entry(rule).or_default();
+        *users += 1;
+        *users == 1
+    }
+
+    /// Removes a user of a rule. Returns true if it was the last; false too if there was none.
+    pub(super) fn remove(&mut self, rule: &SteeringRule) -> bool {
+        match self.0.get_mut(rule) {
+            Some(users) if *users > 1 => {
+                *users -= 1;
+                false
+            }
+            Some(_) => self.0.remove(rule).is_some(),
+            None => false,
+        }
+    }
 }
 
 /// `struct settings` of the program.
@@ -132,6 +158,30 @@ fn write_port(key: &mut PortKey, protocol: TransportProtocol, port: u16, family:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rule_lasts_until_its_last_user_leaves() {
+        let port = |protocol, address: &str, port| SteeringRule::Port {
+            protocol,
+            address: address.parse().ok(),
+            port,
+        };
+        let rules = [
+            port(TransportProtocol::Tcp, "10.1.2.3", 53),
+            port(TransportProtocol::Udp, "10.1.2.3", 53),
+            port(TransportProtocol::Tcp, "2001:db8::1", 53),
+            port(TransportProtocol::Tcp, "10.1.2.3", 54),
+        ];
+        let mut users = RuleUsers::default();
+        for rule in rules {
+            assert!(users.add(rule) && !users.add(rule) && !users.add(rule), "{rule:?}");
+        }
+        for rule in &rules {
+            assert!(!users.remove(rule) && !users.remove(rule) && users.remove(rule), "{rule:?}");
+            assert!(!users.remove(rule), "no user is left: {rule:?}");
+            assert!(users.add(*rule));
+        }
+    }
 
     #[test]
     fn keys_match_the_layout_of_the_program() {

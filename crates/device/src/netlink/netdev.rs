@@ -44,21 +44,21 @@ const MAX_DATAGRAMS: usize = 4096;
 
 /// NAPI instance and its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NapiSettings {
-    pub id: u32,
-    pub defer_hard_irqs: u32,
-    pub gro_flush_timeout_ns: u64,
+pub(crate) struct NapiSettings {
+    pub(crate) id: u32,
+    pub(crate) defer_hard_irqs: u32,
+    pub(crate) gro_flush_timeout_ns: u64,
 }
 
 /// Netlink socket for the `netdev` family.
-pub(super) struct NetdevSocket {
+pub(crate) struct NetdevSocket {
     socket: OwnedFd,
     family: u16,
 }
 
 impl NetdevSocket {
     /// Opens a socket and resolves the family's ID.
-    pub(super) fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let socket = rustix::net::socket_with(
             AddressFamily::NETLINK,
             SocketType::RAW,
@@ -80,7 +80,7 @@ impl NetdevSocket {
     }
 
     /// Lists the NAPI instances of an interface.
-    pub(super) fn napis(&self, interface_index: u32) -> io::Result<Vec<NapiSettings>> {
+    pub(crate) fn napis(&self, interface_index: u32) -> io::Result<Vec<NapiSettings>> {
         let mut request = self.request(NETDEV_CMD_NAPI_GET, NLM_F_DUMP);
         request.push_attribute(NETDEV_A_NAPI_IFINDEX, &interface_index.to_ne_bytes());
         let mut napis = Vec::new();
@@ -103,7 +103,7 @@ impl NetdevSocket {
     }
 
     /// Changes the settings of a NAPI instance.
-    pub(super) fn set(&self, napi: &NapiSettings) -> io::Result<()> {
+    pub(crate) fn set(&self, napi: &NapiSettings) -> io::Result<()> {
         let mut request = self.request(NETDEV_CMD_NAPI_SET, NLM_F_ACK);
         request.push_attribute(NETDEV_A_NAPI_ID, &napi.id.to_ne_bytes());
         request.push_attribute(NETDEV_A_NAPI_DEFER_HARD_IRQS, &napi.defer_hard_irqs.to_ne_bytes());
@@ -115,7 +115,7 @@ impl NetdevSocket {
     }
 
     /// Changes the flush timeout of a NAPI instance, in nanoseconds.
-    pub(super) fn set_flush_timeout(&self, id: u32, flush_timeout_ns: u64) -> io::Result<()> {
+    pub(crate) fn set_flush_timeout(&self, id: u32, flush_timeout_ns: u64) -> io::Result<()> {
         let mut request = self.request(NETDEV_CMD_NAPI_SET, NLM_F_ACK);
         request.push_attribute(NETDEV_A_NAPI_ID, &id.to_ne_bytes());
         request.push_attribute(NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT, &flush_timeout_ns.to_ne_bytes());
