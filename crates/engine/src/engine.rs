@@ -39,6 +39,8 @@ pub struct EngineCounters {
     pub busy_rounds: u64,
     /// Times that the engine prepared to sleep.
     pub sleeps: u64,
+    /// Messages about the kernel's neighbours that were skipped since they could not be parsed.
+    pub unreadable_neighbours: u64,
 }
 
 /// Timeout and wake-up sources of a sleep.
@@ -509,7 +511,10 @@ impl Engine {
             device.received -= drops.total().min(device.received);
             device.drops.merge(drops);
         }
-        (self.counters, device, self.stack.counters())
+        let unreadable_neighbours =
+            self.neighbours.as_ref().map_or(0, KernelNeighbours::unreadable);
+        let own = EngineCounters { unreadable_neighbours, ..self.counters };
+        (own, device, self.stack.counters())
     }
 
     /// Number of arena frames that are neither in use nor with the device.
