@@ -56,8 +56,12 @@ impl NetworkCore {
             tv_nsec: i64::from(timeout.subsec_nanos()),
         });
         // While receiving is held back, frames stay in the device.
-        let port = self.wake_fds.device.as_ref().filter(|_| !receive_paused).map(AsFd::as_fd);
-        let own = port.into_iter().chain(self.wake_fds.neighbours.as_ref().map(AsFd::as_fd));
+        let device = if receive_paused { &self.wake_fds.paused } else { &self.wake_fds.device };
+        let own = device
+            .as_ref()
+            .map(AsFd::as_fd)
+            .into_iter()
+            .chain(self.wake_fds.neighbours.as_ref().map(AsFd::as_fd));
         let mut fds: Vec<PollFd<'_>> = own
             .chain([self.inbox.bell.as_fd(), self.app_events.as_fd()])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
