@@ -323,6 +323,8 @@ impl SocketOps for AttachedCore {
     ) -> OpResult<usize> {
         let (attachment, socket) = self.attachments.attachment_of(id.to_bits())?;
         let space = attachment.writable_bytes(socket)?.min(limit).min(MAX_COPY_BYTES);
+        // Returns the error of an ended connection.
+        attachment.send(socket, &[])?;
         if space == 0 && limit > 0 {
             return Err(OpError::WouldBlock);
         }

@@ -26,6 +26,17 @@ impl EmbeddedCore {
         self.claims.release(self.engine.device(), claim);
     }
 
+    /// Receives what has arrived at the device: data of the connection counts as unread then, as at
+    /// the kernel, and resets the connection (RFC 9293 section 3.10.4).
+    fn receive_before_close(&mut self, id: TcpId) {
+        let stack = self.engine.stack();
+        let may_receive = !stack.tcp_readiness(id).read_closed && stack.tcp_readable(id) == 0;
+        if may_receive && self.failure.is_none() {
+            // A device error is reported to the next call.
+            let _ = self.run();
+        }
+    }
+
     /// Wakes another waiting thread if more datagrams are queued.
     pub(crate) fn wake_next_reader(&self, id: UdpId) {
         if !self.waiters.is_empty() && self.engine.stack().udp_queue_len(id) > 0 {
@@ -257,6 +268,9 @@ impl SocketOps for EmbeddedCore {
         self.tasks.forget(SocketId::Stream(id));
         let now_ns = self.engine.read_clock();
         let (stack, arena, _) = self.engine.parts();
+        if !reset_on_close {
+            self.receive_before_close(id);
+        }
         match reset_on_close {
             true => stack.tcp_abort(now_ns, arena, id),
             false => stack.tcp_close(now_ns, arena, id),
