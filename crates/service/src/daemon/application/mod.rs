@@ -16,7 +16,7 @@ use rustix::net::RecvFlags;
 use tidegate_gate::CpuShare;
 use tidegate_memory::shared::{WakeFlag, WordRange};
 
-pub(super) use self::kernel_sockets::{BoundPort, KernelSocket};
+pub(super) use self::kernel_sockets::KernelSocket;
 pub(super) use self::memory_use::WakeCores;
 pub(super) use self::protocol_error::ProtocolError;
 

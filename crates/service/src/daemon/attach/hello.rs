@@ -7,11 +7,12 @@ use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_cookie};
+use tidegate_engine::BoundPort;
 use tidegate_memory::Doorbell;
 use tidegate_memory::shared::Region;
 
 use super::bound_socket::AttachConfig;
-use crate::daemon::application::{Application, BoundPort};
+use crate::daemon::application::Application;
 use crate::daemon::core::cores::Cores;
 use crate::daemon::core::message::CoreMessage;
 use crate::daemon::ids::Identity;
