@@ -5,15 +5,17 @@
 //! armed.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::own_fd::OwnFd;
+
 /// An `eventfd` that is written only while a thread sleeps on it.
 #[derive(Debug)]
 pub struct Doorbell {
-    fd: OwnedFd,
+    fd: OwnFd,
     armed: AtomicBool,
 }
 
@@ -24,7 +26,7 @@ impl Doorbell {
     /// When the process has no file descriptor left.
     pub fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { fd, armed: AtomicBool::new(false) })
+        Ok(Self { fd: fd.into(), armed: AtomicBool::new(false) })
     }
 
     /// Arms the doorbell before sleeping: from now on [`Doorbell::ring`] makes the descriptor
