@@ -23,11 +23,11 @@ impl NetworkCore {
             }
             IdleStep::Sleep => {
                 self.inbox.bell.arm();
-                self.apps.iter().flatten().for_each(|app| app.daemon_sleeps.request());
+                self.request_wake_ups();
                 // The sender may have found the bell unarmed.
                 self.early_message = self.inbox.messages.try_recv().ok();
                 let slept = if self.early_message.is_none() { self.sleep() } else { Ok(()) };
-                self.apps.iter().flatten().for_each(|app| app.daemon_sleeps.clear());
+                self.clear_wake_ups();
                 self.inbox.bell.disarm();
                 slept?;
                 self.check_applications();
@@ -37,7 +37,7 @@ impl NetworkCore {
     }
 
     fn sleep(&mut self) -> io::Result<()> {
-        if self.apps.iter_mut().flatten().any(|app| app.has_exited || app.has_work()) {
+        if self.has_app_work() {
             return Ok(());
         }
         if self.server.engine.stack().has_events() {

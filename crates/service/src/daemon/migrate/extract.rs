@@ -116,8 +116,8 @@ impl NetworkCore {
         numbers: Vec<AppNumber>,
     ) -> Vec<(AppNumber, Box<Application>)> {
         let mut remove = |number: AppNumber| {
+            self.unwatch(number);
             let app = self.apps.get_mut(number as usize)?.take()?;
-            self.unwatch(&app);
             Some((number, app))
         };
         numbers.into_iter().filter_map(&mut remove).collect()
