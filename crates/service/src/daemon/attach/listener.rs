@@ -89,8 +89,33 @@ struct Listener<'l> {
     heap_trim: HeapTrim,
     /// Maximum number of unfinished jobs of the workers with which connections are accepted.
     max_jobs: usize,
-    /// Time before which nothing is accepted, since the last attempt has failed.
-    accept_again: Option<Instant>,
+    accept_pause: AcceptPause,
+}
+
+/// Pause after a failure to accept: without a free descriptor the connection stays in the backlog,
+/// and would be found again at once.
+#[derive(Default)]
+struct AcceptPause {
+    end: Option<Instant>,
+}
+
+impl AcceptPause {
+    fn is_over(&self, now: Instant) -> bool {
+        self.end.is_none_or(|end| now >= end)
+    }
+
+    /// Begins a pause unless nothing is wrong. Returns true for the first failure in a row.
+    fn on_error(&mut self, now: Instant, error: &io::Error) -> bool {
+        use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+        if matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) {
+            return false;
+        }
+        self.end.replace(now + BUSY_RETRY_INTERVAL).is_none()
+    }
+
+    fn on_accepted(&mut self) {
+        self.end = None;
+    }
 }
 
 impl<'l> Listener<'l> {
@@ -121,7 +146,7 @@ impl<'l> Listener<'l> {
             pending: VecDeque::new(),
             heap_trim: HeapTrim::new(Instant::now()),
             max_jobs,
-            accept_again: None,
+            accept_pause: AcceptPause::default(),
         })
     }
 
@@ -188,7 +213,7 @@ impl<'l> Listener<'l> {
     /// True if another connection can be accepted. Descriptors whose close hangs must not take the
     /// whole table of the process.
     fn may_accept(&self, now: Instant) -> bool {
-        self.accept_again.is_none_or(|again| now >= again)
+        self.accept_pause.is_over(now)
             && self.pending.len() < MAX_PENDING_HANDSHAKES
             && self.handler.cores.workers().unfinished() < self.max_jobs
     }
@@ -215,9 +240,14 @@ impl<'l> Listener<'l> {
         while self.may_accept(now) {
             let connection = match self.socket.listener.accept() {
                 Ok((connection, _)) => connection,
-                Err(error) => return self.on_accept_error(now, &error),
+                Err(error) => {
+                    if self.accept_pause.on_error(now, &error) {
+                        (self.handler.log)(&format!("no application can attach for now: {error}"));
+                    }
+                    return;
+                }
             };
-            self.accept_again = None;
+            self.accept_pause.on_accepted();
             let peer = Peer::of(&connection);
             // The process has sent descriptors already, perhaps.
             let uid = peer.as_ref().map_or(NOBODY, |peer| peer.uid);
@@ -247,24 +277,6 @@ impl<'l> Listener<'l> {
         Err(io::Error::new(io::ErrorKind::QuotaExceeded, message))
     }
 
-    /// Handles a failure to accept: without a free descriptor the connection stays in the backlog,
-    /// and would be found again at once.
-    fn on_accept_error(&mut self, now: Instant, error: &io::Error) {
-        let is_transient = matches!(
-            error.kind(),
-            io::ErrorKind::WouldBlock
-                | io::ErrorKind::Interrupted
-                | io::ErrorKind::ConnectionAborted
-        );
-        if is_transient {
-            return;
-        }
-        if self.accept_again.is_none() {
-            (self.handler.log)(&format!("no application can attach for now: {error}"));
-        }
-        self.accept_again = Some(now + BUSY_RETRY_INTERVAL);
-    }
-
     /// Hands over to another daemon. Returns true if it has taken over.
     fn offer_upgrade(&self, UpgradeRequest { connection, peer }: UpgradeRequest) -> bool {
         let HelloHandler { cores, log, admission, .. } = &*self.handler;
@@ -275,5 +287,29 @@ impl<'l> Listener<'l> {
             log(&format!("a connection was rejected: {error}"));
             false
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn failure_to_accept_pauses_the_listener() {
+        let (mut pause, now) = (AcceptPause::default(), Instant::now());
+        for harmless in [Errno::AGAIN, Errno::INTR, Errno::CONNABORTED] {
+            assert!(!pause.on_error(now, &harmless.into()) && pause.is_over(now));
+        }
+        for full in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM] {
+            assert!(pause.on_error(now, &full.into()), "the first failure is logged");
+            assert!(!pause.is_over(now));
+            let later = now + BUSY_RETRY_INTERVAL;
+            assert!(pause.is_over(later) && !pause.on_error(later, &full.into()));
+            assert!(!pause.is_over(later));
+            pause.on_accepted();
+            assert!(pause.is_over(now));
+        }
     }
 }
