@@ -49,6 +49,7 @@ impl ServeReport {
             "rounds": counters.engine.rounds,
             "busy_rounds": counters.engine.busy_rounds,
             "sleeps": counters.engine.sleeps,
+            "unreadable_neighbours": counters.engine.unreadable_neighbours,
             "gate": gate_json(&counters.gate),
             "classes": classes_json(&counters.classes),
             "drops": drops_json(&drops),

@@ -172,6 +172,26 @@ pub trait Device: Send {
         Ok(())
     }
 
+    /// Descriptor that becomes readable after [`Device::pause_receive`] when the device has work
+    /// that the pause does not hold back: [`Device::forward`].
+    fn pause_wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Transmits what other cores send by this device, without receiving.
+    ///
+    /// # Errors
+    /// Only when the device is unusable.
+    fn forward(&mut self, _arena: &mut Arena) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// True if frames that another core has passed on wait for [`Device::receive`]. False for
+    /// frames that are still in a NIC.
+    fn has_passed_frames(&mut self) -> bool {
+        false
+    }
+
     /// Prepares to sleep: after this call the descriptor of [`Device::wake_fd`] becomes readable
     /// when a frame arrives. Returns false when frames are already waiting, so the caller must not
     /// sleep.
@@ -278,6 +298,15 @@ impl<P: Device + ?Sized> Device for Box<P> {
     }
     fn pause_receive(&mut self, wait_ns: u64) -> io::Result<()> {
         (**self).pause_receive(wait_ns)
+    }
+    fn pause_wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).pause_wake_fd()
+    }
+    fn forward(&mut self, arena: &mut Arena) -> io::Result<()> {
+        (**self).forward(arena)
+    }
+    fn has_passed_frames(&mut self) -> bool {
+        (**self).has_passed_frames()
     }
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         (**self).prepare_sleep()

@@ -3,16 +3,17 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tidegate_device::Device;
 use tidegate_device::sharded::{FlowSteering, LocalPort, PortSharing};
 use tidegate_device::steering::{SteeringRule, TransportProtocol};
 use tidegate_stack::{Stack, TcpId};
 
 use crate::Engine;
+use crate::kernel_port::{
+    HeldSocket, KernelPort, NetworkNamespace, bind_kernel_socket, check_unprivileged,
+};
 
 /// Arbiter of the local ports of a stack.
 enum PortArbiter {
@@ -23,22 +24,11 @@ enum PortArbiter {
         addresses: Vec<IpAddr>,
         /// True if the application binds a kernel socket to each port itself.
         kernel_ports_bound: bool,
+        /// Network namespace of the addresses.
+        namespace: NetworkNamespace,
     },
     /// The flow steering among network cores that share their addresses.
     Cores { flow_steering: Arc<FlowSteering>, core: usize },
-}
-
-/// Kernel socket that holds a claimed port.
-pub trait HeldSocket: AsFd + Send + Sync {
-    /// Stops listening, and keeps the port: no process accepts connections from the socket.
-    fn stop_listening(&self);
-}
-
-impl HeldSocket for OwnedFd {
-    fn stop_listening(&self) {
-        // Fails on a socket that does not listen.
-        let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Both);
-    }
 }
 
 /// Claims of one stack on its local ports.
@@ -54,7 +44,10 @@ impl PortClaims {
     pub(crate) fn new(addresses: Vec<IpAddr>, kernel_ports_bound: bool) -> Self {
         let arbiter = match addresses.is_empty() {
             true => PortArbiter::None,
-            false => PortArbiter::Kernel { addresses, kernel_ports_bound },
+            false => {
+                let namespace = NetworkNamespace::current();
+                PortArbiter::Kernel { addresses, kernel_ports_bound, namespace }
+            }
         };
         Self { arbiter, closing: HashMap::new(), terminated: Vec::new() }
     }
@@ -74,29 +67,43 @@ impl PortClaims {
     /// returns `None`.
     ///
     /// If `local` is an unspecified address, the port is diverted for every address of its
-    /// families. `kernel_socket` is a kernel socket already bound to the port, if any.
+    /// families.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] if a kernel socket of another process has the port; an error of
-    /// the device if it rejects the steering rule.
+    /// [`io::ErrorKind::AddrInUse`] if a kernel socket of another process has the port;
+    /// [`io::ErrorKind::PermissionDenied`] if `kernel_port` gives no right to it; an error of the
+    /// device if it rejects the steering rule.
     pub fn claim(
         &self,
         device: &mut dyn Device,
         protocol: TransportProtocol,
         local: SocketAddr,
         dual_stack: bool,
-        kernel_socket: Option<Arc<dyn HeldSocket>>,
+        kernel_port: KernelPort,
     ) -> io::Result<Option<Arc<PortClaim>>> {
-        let PortArbiter::Kernel { addresses, kernel_ports_bound } = &self.arbiter else {
+        let PortArbiter::Kernel { addresses, kernel_ports_bound, namespace } = &self.arbiter else {
             return Ok(None);
         };
-        let kernel_socket = match kernel_socket {
-            Some(held) => Some(held),
-            None if *kernel_ports_bound && local.port() != 0 => None,
-            None => {
-                let bound: Arc<dyn HeldSocket> =
-                    Arc::new(bind_kernel_socket(protocol, local, dual_stack)?);
-                Some(bound)
+        let bind = || -> io::Result<Option<Arc<dyn HeldSocket>>> {
+            Ok(Some(Arc::new(bind_kernel_socket(protocol, local, dual_stack)?)))
+        };
+        let kernel_socket = match kernel_port {
+            KernelPort::Held(held, port)
+                if port.covers(protocol, local, dual_stack) && port.is_in(*namespace) =>
+            {
+                Some(held)
+            }
+            KernelPort::Held(..) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    format!("the kernel socket does not cover {local} in this network namespace"),
+                ));
+            }
+            KernelPort::Own if *kernel_ports_bound && local.port() != 0 => None,
+            KernelPort::Own => bind()?,
+            KernelPort::Unprivileged => {
+                check_unprivileged(local.port())?;
+                bind()?
             }
         };
         let claim =
@@ -114,11 +121,11 @@ impl PortClaims {
         device: &mut dyn Device,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        kernel_socket: Option<Arc<dyn HeldSocket>>,
+        kernel_port: KernelPort,
     ) -> io::Result<Option<Arc<PortClaim>>> {
         let any_port = || self.source_address_for(peer).map(|own| SocketAddr::new(own, 0));
         match local.or_else(any_port) {
-            Some(own) => self.claim(device, TransportProtocol::Tcp, own, false, kernel_socket),
+            Some(own) => self.claim(device, TransportProtocol::Tcp, own, false, kernel_port),
             None => Ok(None),
         }
     }
@@ -255,25 +262,6 @@ pub struct PortClaim {
     /// Sharing with sockets on other cores.
     sharing: PortSharing,
     kernel_socket: Option<Arc<dyn HeldSocket>>,
-}
-
-/// Binds a kernel socket that only reserves the port; nothing reads from it.
-fn bind_kernel_socket(
-    protocol: TransportProtocol,
-    local: SocketAddr,
-    dual_stack: bool,
-) -> io::Result<OwnedFd> {
-    let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let kind = match protocol {
-        TransportProtocol::Udp => SocketType::DGRAM,
-        TransportProtocol::Tcp => SocketType::STREAM,
-    };
-    let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-    if local.is_ipv6() {
-        rustix::net::sockopt::set_ipv6_v6only(&fd, !dual_stack)?;
-    }
-    rustix::net::bind(&fd, &local)?;
-    Ok(fd)
 }
 
 impl PortClaim {

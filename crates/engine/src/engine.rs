@@ -39,6 +39,8 @@ pub struct EngineCounters {
     pub busy_rounds: u64,
     /// Times that the engine prepared to sleep.
     pub sleeps: u64,
+    /// Messages about the kernel's neighbours that were skipped since they could not be parsed.
+    pub unreadable_neighbours: u64,
 }
 
 /// Timeout and wake-up sources of a sleep.
@@ -50,11 +52,17 @@ pub struct SleepPlan {
     pub receive_paused: bool,
 }
 
+/// Frames after which those passed on before have been processed: more than the link of two cores
+/// holds.
+const MAX_DRAINED_FRAMES: usize = 4096;
+
 /// Descriptors to sleep on.
 #[derive(Debug, Default)]
 pub struct WakeFds {
     /// Readable when a frame has arrived.
     pub device: Option<OwnedFd>,
+    /// Readable when other cores need this one, while receiving is paused.
+    pub paused: Option<OwnedFd>,
     /// Readable when the kernel's neighbour table has changed.
     pub neighbours: Option<OwnedFd>,
 }
@@ -191,6 +199,10 @@ impl Engine {
             received += frames;
         }
         self.paused_until_ns = self.gate.paused_until(self.now_ns);
+        if self.paused_until_ns.is_some() {
+            // No receive call has done this.
+            self.device.forward(&mut self.arena)?;
+        }
         self.serve_timers()?;
         self.counters.rounds += 1;
         if received > 0 {
@@ -267,6 +279,26 @@ impl Engine {
             }
         }
         Ok(received.max(loopback))
+    }
+
+    /// Processes the frames that another core has passed on so far, also while the gate holds
+    /// receiving back: their sockets are about to leave. Returns false if some had to stay, since
+    /// no frame is free.
+    ///
+    /// # Errors
+    /// If the device is no longer usable.
+    pub fn drain_passed_frames(&mut self) -> io::Result<bool> {
+        self.read_clock();
+        let mut drained = 0;
+        // Frames that are passed on meanwhile are for other sockets.
+        while drained < MAX_DRAINED_FRAMES && self.device.has_passed_frames() {
+            match self.receive(MAX_BURST_FRAMES)? {
+                0 => return Ok(false),
+                frames => drained += frames,
+            }
+        }
+        self.flush()?;
+        Ok(true)
     }
 
     /// Receives up to `quota` loopback frames: frames that the stack sends to its own addresses.
@@ -428,8 +460,9 @@ impl Engine {
     pub fn wake_fds(&self) -> io::Result<WakeFds> {
         let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
         let device = self.device.wake_fd().map(copy).transpose()?;
+        let paused = self.device.pause_wake_fd().map(copy).transpose()?;
         let neighbours = self.neighbours.as_ref().map(|own| copy(own.as_fd())).transpose()?;
-        Ok(WakeFds { device, neighbours })
+        Ok(WakeFds { device, paused, neighbours })
     }
 
     /// Reports the fill of a socket's receive queue to the gate.
@@ -518,7 +551,10 @@ impl Engine {
             device.received -= drops.total().min(device.received);
             device.drops.merge(drops);
         }
-        (self.counters, device, self.stack.counters())
+        let unreadable_neighbours =
+            self.neighbours.as_ref().map_or(0, KernelNeighbours::unreadable);
+        let own = EngineCounters { unreadable_neighbours, ..self.counters };
+        (own, device, self.stack.counters())
     }
 
     /// Number of arena frames that are neither in use nor with the device.

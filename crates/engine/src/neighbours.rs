@@ -19,6 +19,9 @@ const PENDING_CHECK_INTERVAL_NS: u64 = 100_000;
 /// Time that a resolution stays pending: as long as the kernel tries.
 const RESOLUTION_TIMEOUT_NS: u64 = 3_000_000_000;
 
+/// Interval of attempts to read the whole table.
+const REREAD_INTERVAL_NS: u64 = 1_000_000_000;
+
 /// The kernel's neighbours on one interface.
 pub struct KernelNeighbours {
     interface: u32,
@@ -28,6 +31,8 @@ pub struct KernelNeighbours {
     next_check_ns: u64,
     pending_until_ns: Option<u64>,
     requested: bool,
+    /// Time of the next attempt to read the whole table, after notifications were lost.
+    reread_ns: Option<u64>,
 }
 
 impl KernelNeighbours {
@@ -46,6 +51,7 @@ impl KernelNeighbours {
             next_check_ns: 0,
             pending_until_ns: None,
             requested: false,
+            reread_ns: None,
         })
     }
 
@@ -98,17 +104,33 @@ impl KernelNeighbours {
                 Change::LinkRemoved(index) if index == self.interface => {
                     return Err(io::Error::new(io::ErrorKind::NotFound, "the interface is gone"));
                 }
-                Change::Lost => {
-                    let neighbours =
-                        netlink::neighbours(self.interface).map_err(io::Error::other)?;
-                    for neighbour in &neighbours {
-                        update_stack(now_ns, stack, arena, neighbour);
-                    }
-                }
+                Change::Lost => self.reread_ns = Some(now_ns),
                 _ => {}
             }
         }
+        if self.reread_ns.is_some_and(|at_ns| now_ns >= at_ns) {
+            self.reread(now_ns, stack, arena);
+        }
         Ok(())
+    }
+
+    /// Reads the whole table. An attempt that fails is repeated: until then the stack uses the
+    /// neighbours that it knows.
+    fn reread(&mut self, now_ns: u64, stack: &mut Stack, arena: &mut Arena) {
+        match netlink::neighbours(self.interface) {
+            Ok(neighbours) => {
+                self.reread_ns = None;
+                for neighbour in &neighbours {
+                    update_stack(now_ns, stack, arena, neighbour);
+                }
+            }
+            Err(_) => self.reread_ns = Some(now_ns.saturating_add(REREAD_INTERVAL_NS)),
+        }
+    }
+
+    /// Number of messages of the kernel that were skipped since they could not be parsed.
+    pub(crate) fn unreadable(&self) -> u64 {
+        self.monitor.unreadable()
     }
 }
 

@@ -5,15 +5,17 @@
 //! armed.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::own_fd::OwnFd;
+
 /// An `eventfd` that is written only while a thread sleeps on it.
 #[derive(Debug)]
 pub struct Doorbell {
-    fd: OwnedFd,
+    fd: OwnFd,
     /// [`ARMED`] and [`RUNG`].
     state: AtomicU8,
 }
@@ -30,7 +32,7 @@ impl Doorbell {
     /// When the process has no file descriptor left.
     pub fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { fd, state: AtomicU8::new(0) })
+        Ok(Self { fd: fd.into(), state: AtomicU8::new(0) })
     }
 
     /// Arms the doorbell before sleeping: from now on [`Doorbell::ring`] makes the descriptor

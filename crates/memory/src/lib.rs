@@ -2,8 +2,8 @@
 //!
 //! [`arena`] holds the frames that packets live in. [`spsc`] is a ring between one producer and
 //! one consumer; [`queues`] serve several of both. [`shared`] has memory and rings between
-//! processes. [`fifo`] is a queue with a single owner, [`doorbell`] wakes a sleeping thread, and
-//! [`trim_heap`] returns free memory to the kernel.
+//! processes. [`fifo`] is a queue with a single owner, [`doorbell`] wakes a sleeping thread,
+//! [`own_fd`] hides descriptors from a program, and [`trim_heap`] returns free memory to the kernel.
 
 pub mod arena;
 mod copy;
@@ -11,6 +11,8 @@ pub mod doorbell;
 pub mod fifo;
 mod heap;
 mod mapping;
+#[cfg(not(loom))]
+pub mod own_fd;
 pub mod queues;
 pub mod shared;
 pub mod spsc;
@@ -24,3 +26,5 @@ pub use copy::copy_packet;
 pub use doorbell::Doorbell;
 pub use fifo::Fifo;
 pub use heap::trim_heap;
+#[cfg(not(loom))]
+pub use own_fd::OwnFd;

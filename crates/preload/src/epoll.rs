@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use libc::{epoll_event, pollfd, sigset_t};
 use tidegate::{Interest, Net, Poll, Readiness, Ready, Source, Token, Trigger};
+use tidegate_memory::OwnFd;
 
 use crate::sleeper::KernelWaiter;
 use crate::socket::Socket;
@@ -41,7 +42,7 @@ pub(crate) struct Epoll {
     /// Number of threads that wait for the kernel epoll alone.
     kernel_waiters: AtomicU32,
     /// Event descriptor that wakes these threads when Tidegate's part is created.
-    kick_fd: OnceLock<OwnedFd>,
+    kick_fd: OnceLock<OwnFd>,
     /// Time of the last poll of the kernel.
     last_kernel_poll: Mutex<Option<Instant>>,
 }
@@ -205,8 +206,10 @@ impl Epoll {
         self.kick_fd.get_or_init(|| {
             // SAFETY: creates a descriptor with one owner.
             let event_fd = unsafe { OwnedFd::from_raw_fd(libc::eventfd(1, libc::EFD_CLOEXEC)) };
+            let event_fd = OwnFd::from(event_fd);
+            let number = event_fd.as_fd().as_raw_fd();
             // If this fails, the threads wake up with the kernel's next event.
-            let _ = kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, event_fd.as_raw_fd(), IN, KICK_DATA);
+            let _ = kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, number, IN, KICK_DATA);
             event_fd
         });
     }
@@ -422,7 +425,7 @@ impl Epoll {
             return count;
         };
         // From now on all threads wait for both parts.
-        let _ = kernel_ctl(self.fd, libc::EPOLL_CTL_DEL, kick.as_raw_fd(), 0, 0);
+        let _ = kernel_ctl(self.fd, libc::EPOLL_CTL_DEL, kick.as_fd().as_raw_fd(), 0, 0);
         events.copy_within(position + 1..count, position);
         count - 1
     }

@@ -23,6 +23,7 @@ pub mod interpose;
 mod lifecycle;
 mod local_addresses;
 mod log;
+mod own_fds;
 mod poll;
 mod raw;
 mod real;

@@ -1,12 +1,17 @@
 //! Log of the preload library, on standard error or in a file.
 
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-static FILE: OnceLock<File> = OnceLock::new();
+use tidegate_memory::OwnFd;
+
+use crate::real;
+
+static FILE: OnceLock<OwnFd> = OnceLock::new();
 static LOGGED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 
 /// Writes to this file from now on.
@@ -15,7 +20,7 @@ static LOGGED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 /// The file cannot be opened.
 pub(crate) fn use_file(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().create(true).append(true).open(path)?;
-    let _ = FILE.set(file);
+    let _ = FILE.set(OwnedFd::from(file).into());
     Ok(())
 }
 
@@ -23,9 +28,17 @@ pub(crate) fn use_file(path: &Path) -> std::io::Result<()> {
 pub(crate) fn write(text: &str) {
     let line = format!("tidegate: {text}\n");
     let _ = match FILE.get() {
-        Some(mut file) => file.write_all(line.as_bytes()),
+        Some(file) => write_to(file, &line),
         None => std::io::stderr().write_all(line.as_bytes()),
     };
+}
+
+fn write_to(file: &OwnFd, line: &str) -> std::io::Result<()> {
+    // SAFETY: writes the bytes of the line.
+    match unsafe { real::write(file.as_fd().as_raw_fd(), line.as_ptr().cast(), line.len()) } {
+        0.. => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
 }
 
 /// Writes a line unless the same text was logged before.

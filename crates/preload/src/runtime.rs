@@ -12,8 +12,8 @@ use tidegate::device::interface_settings::set_restorer;
 use tidegate::gate::{Config, Settings, admission};
 use tidegate::host::HostConfig;
 
-use crate::log;
 use crate::rules::Rules;
+use crate::{log, own_fds};
 
 /// Variable that `tidegate run` sets: its settings as JSON.
 const SETTINGS_VAR: &str = "TIDEGATE_RUN";
@@ -65,6 +65,7 @@ fn settings() -> Option<&'static RunSettings> {
 
 fn read_settings() -> Option<RunSettings> {
     let text = std::env::var(SETTINGS_VAR).ok()?;
+    own_fds::hide();
     match parse_settings(&text) {
         Ok(settings) => Some(settings),
         Err(error) => {
@@ -162,7 +163,9 @@ fn open_stack() -> Result<Net, String> {
                 config = config.admission(admission.clone());
             }
             // Each socket that moves leaves a kernel socket on its port.
-            Net::open(config.kernel_ports_bound(true)).map_err(|error| error.to_string())
+            let config = config.kernel_ports_bound(true);
+            let net = own_fds::with_low_numbers_taken(|| Net::open(config));
+            net.map_err(|error| error.to_string())
         }
         StackLocation::Attached { socket, .. } => {
             // The name of the process, which may differ from that of its file.

@@ -67,6 +67,11 @@ impl Drop for SignalGuard {
     }
 }
 
+/// True while this thread counts as inside the stack.
+pub(crate) fn is_inside_stack() -> bool {
+    DEPTH.with(|depth| depth.load(Ordering::Relaxed)) > 0
+}
+
 /// True when this thread has deferred signals.
 #[inline]
 pub(crate) fn has_deferred() -> bool {

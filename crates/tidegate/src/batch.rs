@@ -1,6 +1,6 @@
 //! Batches: several calls on TCP sockets under one lock.
 
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 
 use tidegate_stack::TcpOptions;
@@ -8,7 +8,7 @@ use tidegate_stack::TcpOptions;
 use crate::net::handle::Net;
 use crate::net::source::Source;
 use crate::poll::Poll;
-use crate::tcp::{BatchGuard, ClosingStream, TcpListener, TcpStream};
+use crate::tcp::{BatchGuard, ClosingStream, TcpListener, TcpStream, recv_buffers, send_buffers};
 use crate::types::readiness::{Interest, Token, Trigger};
 use crate::types::socket_id::SocketId;
 use crate::types::socket_ops::SocketOps;
@@ -92,6 +92,19 @@ impl Batch<'_> {
         Ok(self.ops.tcp_recv(stream.tcp_id(), buf)?)
     }
 
+    /// Like [`TcpStream::recv_vectored`].
+    ///
+    /// # Errors
+    /// As [`Batch::recv`].
+    pub fn recv_vectored(
+        &mut self,
+        stream: &TcpStream,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> io::Result<usize> {
+        self.check(stream)?;
+        Ok(recv_buffers(self.ops, stream.tcp_id(), bufs)?)
+    }
+
     /// Like [`TcpStream::peek`].
     ///
     /// # Errors
@@ -122,6 +135,15 @@ impl Batch<'_> {
     pub fn send(&mut self, stream: &TcpStream, data: &[u8]) -> io::Result<usize> {
         self.check(stream)?;
         Ok(self.ops.tcp_send(stream.tcp_id(), data)?)
+    }
+
+    /// Like [`TcpStream::send_vectored`].
+    ///
+    /// # Errors
+    /// As [`Batch::send`].
+    pub fn send_vectored(&mut self, stream: &TcpStream, data: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.check(stream)?;
+        Ok(send_buffers(self.ops, stream.tcp_id(), data)?)
     }
 
     /// Like [`TcpStream::send_with`].

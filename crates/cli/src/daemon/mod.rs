@@ -82,6 +82,14 @@ pub(crate) struct DaemonCommand {
     /// Maximum number of ports that an application can bind [default: no limit]
     #[arg(long, alias = "ports", value_name = "COUNT", help_heading = "Applications")]
     max_ports: Option<u32>,
+    /// Maximum number of attachments; a program has one for each network core that it uses
+    /// [default: a sixth of the open files that the daemon may have]
+    #[arg(long, value_name = "COUNT", help_heading = "Applications")]
+    max_attachments: Option<u32>,
+    /// Maximum number of attachments of one user [default and maximum: three quarters of
+    /// --max-attachments]
+    #[arg(long, value_name = "COUNT", help_heading = "Applications")]
+    max_user_attachments: Option<u32>,
     /// Socket data memory per application, in MiB; beyond it the application gets no more sockets
     /// [default: no limit]
     #[arg(long, value_name = "MIB", help_heading = "Applications")]
@@ -192,6 +200,8 @@ impl DaemonCommand {
                 max_ports: self.max_ports.unwrap_or(u32::MAX),
                 max_memory_bytes: self.app_memory.map_or(u64::MAX, |mib| u64::from(mib) << 20),
                 cpu_share_percent: self.app_cpu_share,
+                max_attachments: self.max_attachments.unwrap_or(u32::MAX),
+                max_user_attachments: self.max_user_attachments.unwrap_or(u32::MAX),
             },
         }
     }

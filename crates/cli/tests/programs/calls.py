@@ -7,9 +7,11 @@ returns when the expected event has happened.
 """
 
 import array
+import ctypes
 import errno
 import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -75,6 +77,21 @@ def order(connection, address):
     elif words[0] == b"reset":
         connection.recv(1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif words[0] == b"resets":
+        # Connects back, reads nothing here, and resets when it is told to there.
+        with socket.create_connection((address, int(words[1])), LIMIT) as back:
+            back.recv(1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+    elif words[0] == b"seen":
+        # Connects back, sends data here, and reports there how the connection ends.
+        with socket.create_connection((address, int(words[1])), LIMIT) as back:
+            connection.settimeout(LIMIT)
+            connection.sendall(b"unread")
+            try:
+                back.sendall(b"data" if connection.recv(1) else b"end")
+            except ConnectionResetError:
+                back.sendall(b"reset")
     elif words[0] == b"call":
         # Connects back, sends each text and waits for the end of the connection.
         for text in words[2:]:
@@ -238,6 +255,37 @@ def reset(subject):
         yield code(connection.send, b"x")
 
 
+def reset_with_unsent_data(subject):
+    with subject.listener() as listener:
+        with subject.order_peer(f"resets {listener.getsockname()[1]}") as connection:
+            with listener.accept()[0] as back:
+                connection.setblocking(False)
+                try:
+                    while True:
+                        connection.send(bytes(65536))
+                except BlockingIOError:
+                    pass
+                back.sendall(b"1")
+                connection.setblocking(True)
+                yield code(connection.recv, 1)
+                yield code(connection.recv, 1)
+                yield code(connection.send, b"x")
+
+
+def closed_with_unread_data(subject):
+    with subject.listener() as listener:
+        connection = subject.order_peer(f"seen {listener.getsockname()[1]}")
+        with listener.accept()[0] as back:
+            yield connection.recv(10, socket.MSG_PEEK)
+            connection.close()
+            yield back.recv(10)
+        connection = subject.order_peer(f"seen {listener.getsockname()[1]}")
+        with listener.accept()[0] as back:
+            yield connection.recv(10)
+            connection.close()
+            yield back.recv(10)
+
+
 def level_triggered(subject):
     with subject.order_peer("pieces abc de") as connection, select.epoll() as poll:
         poll.register(connection, select.EPOLLIN)
@@ -349,6 +397,25 @@ def duplicates(subject):
         yield os.read(other, 100)
         os.close(other)
         yield code(os.read, other, 1)
+
+
+def descriptors(subject):
+    def echoes(connection):
+        connection.sendall(b".")
+        return connection.recv(1)
+
+    with subject.order_peer("echo") as connection, open("/dev/null") as null:
+        # The next number, all beyond the last one, and a chosen number are the program's.
+        last = null.fileno()
+        yield last, connection.fileno()
+        libc = ctypes.CDLL(None, use_errno=True)
+        yield libc.close_range(last + 1, 2**32 - 1, 0), echoes(connection)
+        libc.closefrom(last + 1)
+        yield echoes(connection)
+        highest = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        yield [fd for fd in range(last + 1, min(highest, 100_000)) if libc.close(fd) == 0]
+        yield echoes(connection)
+        yield libc.dup(last) == last + 1, libc.close(last + 1), echoes(connection)
 
 
 def files(subject):
@@ -567,8 +634,8 @@ def subject(own, peer):
     own_side = Subject(own, peer)
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
-        level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
-        duplicates, files, corked, full, corked_and_full, options, interrupted, datagrams,
+        reset_with_unsent_data, closed_with_unread_data, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
+        duplicates, descriptors, files, corked, full, corked_and_full, options, interrupted, datagrams,
         bound_datagrams, shared_datagrams, over_loopback, children, threads,
     ]:
         number = 0

@@ -39,7 +39,8 @@ pub enum Change {
     Neighbour(u32, Neighbour),
     /// A neighbour was removed.
     NeighbourRemoved(u32, Neighbour),
-    /// Notifications were lost because the socket buffer overflowed: read all tables again.
+    /// Notifications were lost because the socket buffer overflowed, or could not be read: read all
+    /// tables again.
     Lost,
 }
 
@@ -66,6 +67,11 @@ impl Monitor {
         Ok(Self { socket: Socket::open(groups)?, pending: VecDeque::new() })
     }
 
+    /// Number of messages that were skipped since they could not be parsed.
+    pub fn unreadable(&self) -> u64 {
+        self.socket.unreadable()
+    }
+
     /// Returns the next change; `None` when no change is pending. Never blocks.
     ///
     /// # Errors
@@ -79,7 +85,10 @@ impl Monitor {
             match self.socket.notifications(|message| collect_changes(&message, pending)) {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
-                Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
+                Err(error)
+                    if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error())
+                        || error.kind() == io::ErrorKind::InvalidData =>
+                {
                     return Ok(Some(Change::Lost));
                 }
                 Err(error) => return Err(error),

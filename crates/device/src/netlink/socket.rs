@@ -27,6 +27,8 @@ pub struct Socket {
     fd: OwnedFd,
     buffer: Vec<u8>,
     sequence: u32,
+    /// Messages that could not be parsed.
+    unreadable: u64,
 }
 
 impl Socket {
@@ -41,7 +43,7 @@ impl Socket {
         // No protocol is NETLINK_ROUTE, whose number is 0.
         let fd = rustix::net::socket_with(family, SocketType::RAW, flags, None).map_err(fail)?;
         rustix::net::bind(&fd, &SocketAddrNetlink::new(0, groups)).map_err(fail)?;
-        Ok(Self { fd, buffer: vec![0; BUFFER_BYTES], sequence: 0 })
+        Ok(Self { fd, buffer: vec![0; BUFFER_BYTES], sequence: 0, unreadable: 0 })
     }
 
     /// Requests a whole table.
@@ -73,16 +75,28 @@ impl Socket {
         Ok(())
     }
 
+    /// Number of messages that were skipped since they could not be parsed: a newer kernel may send
+    /// attributes that this version does not know.
+    pub fn unreadable(&self) -> u64 {
+        self.unreadable
+    }
+
     /// Reads one datagram of notifications and hands each notification to `on_message`. Returns
     /// false when no datagram is waiting.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] for a datagram that is larger than the buffer; the kernel's
+    /// errors.
     pub fn notifications(
         &mut self,
         mut on_message: impl FnMut(RouteNetlinkMessage),
     ) -> io::Result<bool> {
         let Some(len) = self.receive(RecvFlags::DONTWAIT)? else { return Ok(false) };
         for message in (Messages { bytes: &self.buffer[..len] }) {
-            if let NetlinkPayload::InnerMessage(inner) = message?.payload {
-                on_message(inner);
+            match message.map(|message| message.payload) {
+                Ok(NetlinkPayload::InnerMessage(inner)) => on_message(inner),
+                Ok(_) => {}
+                Err(_) => self.unreadable += 1,
             }
         }
         Ok(true)
@@ -108,7 +122,15 @@ impl Socket {
         loop {
             let len = self.receive(RecvFlags::empty())?.unwrap_or(0);
             for message in (Messages { bytes: &self.buffer[..len] }) {
-                let message = message?;
+                let message = match message {
+                    Ok(message) => message,
+                    // One entry of a table is missing; the end of the reply must not be.
+                    Err(Unreadable { is_control: false, .. }) => {
+                        self.unreadable += 1;
+                        continue;
+                    }
+                    Err(unreadable) => return Err(io::Error::other(unreadable.why)),
+                };
                 if message.header.sequence_number != self.sequence {
                     continue;
                 }
@@ -139,10 +161,11 @@ impl Socket {
         loop {
             match rustix::net::recv(&self.fd, &mut self.buffer[..], flags | RecvFlags::TRUNC) {
                 Ok((_, len)) if len > self.buffer.len() => {
-                    return Err(io::Error::other(format!(
+                    let why = format!(
                         "the kernel sent a message of {len} bytes, more than the limit of \
                          {BUFFER_BYTES}"
-                    )));
+                    );
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, why));
                 }
                 Ok((_, len)) => return Ok(Some(len)),
                 Err(Errno::INTR) => {}
@@ -164,20 +187,34 @@ struct Messages<'a> {
     bytes: &'a [u8],
 }
 
+/// Message that cannot be parsed.
+#[derive(Debug)]
+struct Unreadable {
+    /// Message that ends a reply, or has no valid length.
+    is_control: bool,
+    why: String,
+}
+
 impl Iterator for Messages<'_> {
-    type Item = io::Result<NetlinkMessage<RouteNetlinkMessage>>;
+    type Item = Result<NetlinkMessage<RouteNetlinkMessage>, Unreadable>;
 
     fn next(&mut self) -> Option<Self::Item> {
         // struct nlmsghdr is 16 bytes; its first field is the length of the whole message.
         let length = u32::from_ne_bytes(self.bytes.first_chunk().copied()?) as usize;
         if length < 16 || length > self.bytes.len() {
             self.bytes = &[];
-            return Some(Err(io::Error::other("a netlink message has an invalid length")));
+            let why = "a netlink message has an invalid length".to_owned();
+            return Some(Err(Unreadable { is_control: true, why }));
         }
         let (message, rest) = self.bytes.split_at(length);
         // Messages begin on multiples of four bytes (NLMSG_ALIGN).
         self.bytes = rest.get(length.next_multiple_of(4) - length..).unwrap_or(&[]);
-        Some(NetlinkMessage::deserialize(message).map_err(io::Error::other))
+        // The type follows the length; types below 16 are of netlink itself (NLMSG_MIN_TYPE).
+        let is_control = u16::from_ne_bytes([message[4], message[5]]) < 16;
+        Some(
+            NetlinkMessage::deserialize(message)
+                .map_err(|error| Unreadable { is_control, why: error.to_string() }),
+        )
     }
 }
 
@@ -185,6 +222,53 @@ impl Iterator for Messages<'_> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// A socket that receives what the test sends.
+    fn connected() -> (Socket, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC;
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None);
+        let (near, far) = pair.unwrap();
+        (Socket { fd: near, buffer: vec![0; 256], sequence: 0, unreadable: 0 }, far)
+    }
+
+    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
+        let mut bytes = (16 + body.len() as u32).to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend([0; 10]);
+        bytes.extend(body);
+        bytes
+    }
+
+    /// RTM_NEWNEIGH of linux/rtnetlink.h.
+    const NEW_NEIGHBOUR: u16 = 28;
+    /// NLMSG_DONE of linux/netlink.h.
+    const DONE: u16 = 3;
+
+    #[test]
+    fn unreadable_messages_are_skipped_and_counted() {
+        let (mut socket, kernel) = connected();
+        let short = message(NEW_NEIGHBOUR, &[2, 0, 0, 0]);
+        let good = message(NEW_NEIGHBOUR, &[2, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]);
+        let send = |bytes: &[u8]| {
+            assert_eq!(rustix::net::send(&kernel, bytes, SendFlags::empty()), Ok(bytes.len()));
+        };
+        let mut read = 0;
+        send(&[&short[..], &good].concat());
+        assert!(socket.notifications(|_| read += 1).unwrap());
+        assert_eq!((read, socket.unreadable()), (1, 1));
+        // A datagram that ends inside a message.
+        send(&good[..20]);
+        assert!(socket.notifications(|_| read += 1).unwrap());
+        assert_eq!((read, socket.unreadable()), (1, 2));
+        assert!(!socket.notifications(|_| read += 1).unwrap());
+        send(&[0; 300]);
+        let error = socket.notifications(|_| read += 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        // A table misses an entry; without its end it would never be complete.
+        send(&[&short[..], &good, &message(DONE, &[0; 4])].concat());
+        assert_eq!(socket.read_reply().unwrap().map(|table| table.len()), Some(1));
+        assert_eq!(socket.unreadable(), 3);
+    }
 
     proptest! {
         #[test]

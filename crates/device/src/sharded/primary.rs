@@ -22,6 +22,9 @@ use crate::{Burst, Capabilities, Device, DeviceCounters, ShardedDevice};
 /// Maximum number of frames that wait while ports migrate between cores.
 const MAX_PARKED_FRAMES: usize = 1024;
 
+/// Maximum number of loopback frames of secondary cores that wait while receiving is paused.
+const MAX_LOOPBACK_FRAMES: usize = 1024;
+
 /// Number of fragmented packets that are remembered; a power of two.
 const FRAGMENT_SLOTS: usize = 256;
 
@@ -36,6 +39,8 @@ pub struct PrimaryDevice {
     /// of each core.
     tx_backlog: Burst,
     backlog_counts: Vec<usize>,
+    /// Frames of secondary cores to addresses of their own, to be dispatched like received frames.
+    loopback: Burst,
     doorbell: Arc<Doorbell>,
     wake_epoll: OwnedFd,
     flow_steering: Arc<FlowSteering>,
@@ -88,6 +93,7 @@ impl PrimaryDevice {
             dispatcher,
             arrived: Burst::new(),
             tx_backlog: Burst::new(),
+            loopback: Burst::new(),
             doorbell,
             wake_epoll,
             flow_steering,
@@ -99,30 +105,23 @@ impl PrimaryDevice {
         Arc::clone(&self.flow_steering)
     }
 
-    /// Receives the frames that secondary cores send, and transmits them on the device. Loopback
-    /// frames are dispatched like received frames. Returns the number of frames taken.
-    fn forward_tx(
-        &mut self,
-        arena: &mut Arena,
-        burst: &mut Burst,
-        quota: usize,
-    ) -> io::Result<usize> {
+    /// Takes the frames that secondary cores send, and transmits them on the device; loopback
+    /// frames are kept. Returns the number of frames taken.
+    fn forward_tx(&mut self, arena: &mut Arena, quota: usize) -> io::Result<usize> {
         let mut count = 0;
-        if self.tx_backlog.is_empty() {
+        if self.tx_backlog.is_empty() && self.loopback.len() < MAX_LOOPBACK_FRAMES {
             let mut sent = std::mem::take(&mut self.arrived);
             for (wire, taken) in self.wires.iter_mut().zip(&mut self.backlog_counts) {
                 let frames = wire.receive(arena, &mut sent, quota)?;
                 *taken += frames;
                 count += frames;
             }
-            let mut view = self.flow_steering.view();
             for frame in sent.drain(..) {
                 match frame.is_loopback() {
-                    true => self.dispatcher.dispatch(&mut view, arena, frame, burst),
+                    true => self.loopback.push_back(frame),
                     false => self.tx_backlog.push_back(frame),
                 }
             }
-            drop(view);
             self.arrived = sent;
         }
         if count == 0 && self.tx_backlog.is_empty() {
@@ -323,7 +322,13 @@ impl ShardedDevice for PrimaryDevice {
             self.dispatcher.dispatch(&mut view, arena, frame, burst);
         }
         drop(view);
-        let forwarded = self.forward_tx(arena, burst, quota)?;
+        let forwarded = self.forward_tx(arena, quota)?;
+        if !self.loopback.is_empty() {
+            let mut view = self.flow_steering.view();
+            for frame in self.loopback.drain(..) {
+                self.dispatcher.dispatch(&mut view, arena, frame, burst);
+            }
+        }
         self.dispatcher.flush_secondaries(&mut self.wires, arena)?;
         self.flow_steering.on_round();
         Ok(received.max(forwarded.min(quota)))
@@ -362,8 +367,25 @@ impl Device for PrimaryDevice {
     }
 
     fn pause_receive(&mut self, wait_ns: u64) -> io::Result<()> {
+        self.doorbell.disarm();
         self.doorbell.arm();
+        // Frames that a secondary core has sent before must not wait for the end of the pause.
+        let has_frames = self.wires.iter_mut().any(MemDevice::has_frame);
+        if has_frames && self.loopback.len() < MAX_LOOPBACK_FRAMES {
+            self.doorbell.ring();
+        }
         self.device.pause_receive(wait_ns)
+    }
+
+    fn pause_wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.doorbell.as_fd())
+    }
+
+    /// Also counts as a round: the last receive has passed its frames on.
+    fn forward(&mut self, arena: &mut Arena) -> io::Result<()> {
+        self.forward_tx(arena, MAX_LOOPBACK_FRAMES)?;
+        self.flow_steering.on_round();
+        Ok(())
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
@@ -374,6 +396,7 @@ impl Device for PrimaryDevice {
         let idle = !has_secondary_frames
             && !may_deliver
             && self.tx_backlog.is_empty()
+            && self.loopback.is_empty()
             && self.device.prepare_sleep()?;
         if !idle {
             self.doorbell.disarm();

@@ -49,6 +49,10 @@ impl Device for SecondaryDevice {
         Ok(sent)
     }
 
+    fn has_passed_frames(&mut self) -> bool {
+        self.wire.has_frame()
+    }
+
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.wire.prepare_sleep()
     }

@@ -547,3 +547,36 @@ fn shared_port_migration_keeps_order_without_loss() {
     assert_eq!(got[0], (0..60).map(number).collect::<Vec<_>>());
     assert_eq!(testbed.primary_arena.available(), 2048);
 }
+
+#[test]
+fn primary_core_forwards_while_it_does_not_receive() {
+    let mut testbed = Testbed::new(2);
+    let flow_steering = testbed.primary.flow_steering();
+    for packet in both(UDP, 53, b"out") {
+        testbed.primary.pause_receive(1_000_000).unwrap();
+        let is_woken = |primary: &PrimaryDevice| {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let fd = primary.pause_wake_fd().unwrap();
+            poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).unwrap() == 1
+        };
+        assert!(!is_woken(&testbed.primary));
+        // A frame for the primary core stays in the device.
+        testbed.send(&packet);
+        let (secondary, arena) = &mut testbed.secondaries[0];
+        let mut burst: Burst = [arena.alloc_from(&packet).unwrap()].into();
+        assert_eq!(secondary.transmit(arena, &mut burst).unwrap(), 1);
+        assert!(is_woken(&testbed.primary), "the primary core sleeps on");
+        testbed.primary.forward(&mut testbed.primary_arena).unwrap();
+        flow_steering.wait_until_sent(1).unwrap();
+        assert_eq!(receive_all(&mut testbed.sender, &mut testbed.arena), [packet.clone()]);
+        // Frames sent before the pause wake the primary core at once.
+        let (secondary, arena) = &mut testbed.secondaries[0];
+        let mut burst: Burst = [arena.alloc_from(&packet).unwrap()].into();
+        secondary.transmit(arena, &mut burst).unwrap();
+        testbed.primary.pause_receive(1_000_000).unwrap();
+        assert!(is_woken(&testbed.primary));
+        testbed.primary.forward(&mut testbed.primary_arena).unwrap();
+        assert_eq!(receive_all(&mut testbed.sender, &mut testbed.arena), [packet.clone()]);
+        assert_eq!(receive_all(&mut testbed.primary, &mut testbed.primary_arena), [packet]);
+    }
+}

@@ -469,3 +469,95 @@ fn rejects_shared_kernel_addresses_on_several_cores() {
     let shared = NetConfig::new(near).shared();
     assert!(matches!(open_sharded(shared, 2), Err(OpenError::SharedAddressMultiCore)));
 }
+
+/// Pauses receiving of an engine until the feedback times out.
+fn pause_receiving(engine: &mut Engine, socket: UdpId) {
+    engine.read_clock();
+    engine.report_fill(socket, tidegate_stack::QUEUE_FILL_SCALE);
+    assert_eq!(engine.poll().unwrap(), 0);
+}
+
+#[test]
+fn frames_passed_on_are_drained_while_receiving_is_paused() {
+    for (own, peers) in address_sets() {
+        let (near, far) = wire(&MemConfig::default()).unwrap();
+        // Feedback that does not time out during the test.
+        let gate = tidegate_gate::Config::default().feedback_timeout_us(100_000_000);
+        let near = net(near, own).gate(Settings::new(gate).unwrap());
+        let ShardedStacks { stacks, .. } = open_sharded(near, 2).unwrap();
+        let (mut engines, claims): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
+        let (mut client, _) = open(net(far, &peers[0])).unwrap();
+        let address = own.parse::<IpCidr>().unwrap().address();
+        let local = SocketAddr::new(address, 53);
+        let sharing = PortSharing::Exclusive;
+        claims[1].claim_among_cores(TransportProtocol::Udp, local, sharing, None).unwrap();
+        let server = engines[1].parts().0.udp_bind(local, UdpOptions::default()).unwrap();
+        let any = SocketAddr::new(peers[0].parse::<IpCidr>().unwrap().address(), 0);
+        let socket = client.parts().0.udp_bind(any, UdpOptions::default()).unwrap();
+        let send = |client: &mut Engine| {
+            let (stack, arena, now_ns) = client.parts();
+            stack.udp_send(now_ns, arena, socket, Some(local), None, b"x").unwrap();
+        };
+        send(&mut client);
+        let [primary, secondary] = &mut engines[..] else { panic!("there are two cores") };
+        poll_until(&mut [&mut client, &mut *primary, &mut *secondary], |all| {
+            all[2].stack().udp_queue_len(server) == 1
+        });
+        pause_receiving(secondary, server);
+        for _ in 0..100 {
+            send(&mut client);
+            client.poll().unwrap();
+            primary.poll().unwrap();
+            assert_eq!(secondary.poll().unwrap(), 0, "receiving is paused");
+        }
+        assert_eq!(secondary.stack().udp_queue_len(server), 1);
+        assert!(secondary.drain_passed_frames().unwrap());
+        assert_eq!(secondary.stack().udp_queue_len(server), 101);
+        // Without a free frame they have to stay.
+        send(&mut client);
+        client.poll().unwrap();
+        primary.poll().unwrap();
+        let arena = secondary.parts().1;
+        let frames: Vec<_> = std::iter::from_fn(|| arena.alloc()).collect();
+        assert!(!secondary.drain_passed_frames().unwrap());
+        let arena = secondary.parts().1;
+        frames.into_iter().for_each(|frame| arena.free(frame));
+        assert!(secondary.drain_passed_frames().unwrap());
+        assert_eq!(secondary.stack().udp_queue_len(server), 102);
+    }
+}
+
+#[test]
+fn paused_primary_core_transmits_for_the_others() {
+    for (own, peers) in address_sets() {
+        let (near, far) = wire(&MemConfig::default()).unwrap();
+        let gate = tidegate_gate::Config::default().feedback_timeout_us(100_000_000);
+        let near = net(near, own).gate(Settings::new(gate).unwrap());
+        let ShardedStacks { stacks, flow_steering } = open_sharded(near, 2).unwrap();
+        // Answers to neighbour requests go to active cores.
+        flow_steering.unwrap().set_active(1);
+        let (mut engines, _): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
+        let (mut client, _) = open(net(far, &peers[0])).unwrap();
+        let peer = SocketAddr::new(peers[0].parse::<IpCidr>().unwrap().address(), 9);
+        let sink = client.parts().0.udp_bind(peer, UdpOptions::default()).unwrap();
+        let any = SocketAddr::new(own.parse::<IpCidr>().unwrap().address(), 0);
+        let [primary, secondary] = &mut engines[..] else { panic!("there are two cores") };
+        let slow = primary.parts().0.udp_bind(any, UdpOptions::default()).unwrap();
+        let socket = secondary.parts().0.udp_bind(any, UdpOptions::default()).unwrap();
+        let send = |secondary: &mut Engine| {
+            let (stack, arena, now_ns) = secondary.parts();
+            stack.udp_send(now_ns, arena, socket, Some(peer), None, b"x").unwrap();
+        };
+        send(secondary);
+        // Resolves the neighbours.
+        poll_until(&mut [&mut client, &mut *primary, &mut *secondary], |all| {
+            all[0].stack().udp_queue_len(sink) == 1
+        });
+        pause_receiving(primary, slow);
+        send(secondary);
+        secondary.poll().unwrap();
+        primary.poll().unwrap();
+        client.poll().unwrap();
+        assert_eq!(client.stack().udp_queue_len(sink), 2);
+    }
+}

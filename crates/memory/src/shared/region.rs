@@ -14,6 +14,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use super::SharedWords;
 use super::copy::copy_shared;
 use crate::mapping::{PagePolicy, map_shared};
+use crate::own_fd::OwnFd;
 
 /// Seals that keep a mapping valid: no process can change the size of the file.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -25,7 +26,7 @@ const WORD_BYTES: usize = size_of::<u64>();
 pub struct ReleasedRegion {
     base: NonNull<AtomicU64>,
     words: usize,
-    fd: OwnedFd,
+    fd: OwnFd,
 }
 
 // SAFETY: the mapping belongs to this value alone and is not tied to a thread.
@@ -108,7 +109,7 @@ impl Region {
 
     fn map(fd: OwnedFd, words: usize, pages: PagePolicy) -> io::Result<Self> {
         let base = map_shared(&fd, words * WORD_BYTES, pages)?.cast();
-        let file = ManuallyDrop::new(ReleasedRegion { base, words, fd });
+        let file = ManuallyDrop::new(ReleasedRegion { base, words, fd: fd.into() });
         Ok(Self { base, words, file, releaser: None })
     }
 

@@ -107,9 +107,18 @@ impl<M: SharedWords, B: SharedBytes> ByteSender<M, B> {
     /// [`PeerError`].
     #[inline]
     pub fn space_within(&mut self, limit: usize) -> Result<usize, PeerError> {
-        let space = self.space()?;
-        let unread = self.0.capacity as usize - space;
+        let unread = self.unread()?;
+        let space = self.0.capacity as usize - unread;
         Ok(space.min(limit.saturating_sub(unread)))
+    }
+
+    /// Bytes that were written and that the peer has not released yet.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    #[inline]
+    pub fn unread(&mut self) -> Result<usize, PeerError> {
+        Ok(self.0.capacity as usize - self.space()?)
     }
 
     /// Writes as much of `data` as fits, visible to the peer after [`ByteSender::publish`]. Returns
@@ -285,6 +294,7 @@ mod tests {
             }
             assert_eq!(receiver.read(&mut peeked), Ok(0));
             assert_eq!(sender.space(), Ok(8 - data.len()), "nothing was released");
+            assert_eq!(sender.unread(), Ok(data.len()));
             receiver.release();
             assert_eq!(sender.space(), Ok(8));
         }

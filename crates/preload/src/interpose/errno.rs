@@ -27,6 +27,7 @@ pub(super) fn code(error: &Error) -> c_int {
         ErrorKind::InvalidInput => libc::EINVAL,
         ErrorKind::AlreadyExists => libc::EEXIST,
         ErrorKind::NotFound => libc::ENOENT,
+        ErrorKind::ResourceBusy => libc::EBUSY,
         ErrorKind::PermissionDenied => libc::EPERM,
         ErrorKind::Unsupported => libc::EOPNOTSUPP,
         _ => libc::EIO,

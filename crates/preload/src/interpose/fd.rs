@@ -2,8 +2,25 @@
 
 use libc::{c_int, c_uint, c_ulong};
 
+use tidegate_memory::own_fd;
+
 use super::errno;
-use crate::{fd_table, real, runtime};
+use crate::{fd_table, real, runtime, signals};
+
+/// `CLOSE_RANGE_CLOEXEC`: the call sets a flag and closes nothing.
+const CLOSE_ON_EXEC: c_int = 4;
+
+/// True for a descriptor of the library that the application must neither close nor replace. A
+/// forked child of a process with an embedded stack has no use for those that it inherits.
+#[inline]
+pub(super) fn is_hidden(fd: c_int) -> bool {
+    own_fd::is_own(fd) && !runtime::is_child()
+}
+
+/// Lowest descriptor of the library from `first` on that the application must not close.
+fn next_hidden(first: c_int) -> Option<c_int> {
+    if runtime::is_child() { None } else { own_fd::next_own(first) }
+}
 
 /// Removes the table entry of a descriptor that is about to be closed: no other thread may get
 /// the same number before.
@@ -18,26 +35,64 @@ fn drop_entry(fd: c_int) {
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if fd_table::is_tidegate(fd) {
         drop_entry(fd);
+    } else if is_hidden(fd) && !(signals::is_inside_stack() && own_fd::unlist_fixed(fd)) {
+        errno::set(libc::EBADF);
+        return -1;
     }
     // SAFETY: the application's own call.
     unsafe { real::close(fd) }
 }
 
+/// Closes a range of descriptors except those of the library.
+fn close_visible(mut first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    loop {
+        let hidden = c_int::try_from(first).ok().and_then(next_hidden);
+        let hidden = hidden.map(|fd| fd as c_uint).filter(|&fd| fd <= last);
+        let end = hidden.map_or(Some(last), |fd| fd.checked_sub(1));
+        if let Some(end) = end.filter(|&end| first <= end) {
+            // SAFETY: the application's own call.
+            let result = unsafe { real::close_range(first, end, flags) };
+            if result != 0 {
+                return result;
+            }
+        }
+        match hidden {
+            Some(fd) if fd < last => first = fd + 1,
+            _ => return 0,
+        }
+    }
+}
+
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // With `CLOSE_RANGE_CLOEXEC` the call closes nothing yet.
-    if flags & 4 == 0 {
-        fd_table::range(first, last).for_each(drop_entry);
+    if first > last || flags & CLOSE_ON_EXEC != 0 {
+        // SAFETY: the application's own call.
+        return unsafe { real::close_range(first, last, flags) };
     }
-    // SAFETY: the application's own call.
-    unsafe { real::close_range(first, last, flags) }
+    fd_table::range(first, last).for_each(drop_entry);
+    close_visible(first, last, flags)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn closefrom(first: c_int) {
-    fd_table::range(u32::try_from(first).unwrap_or(0), u32::MAX).for_each(drop_entry);
-    // SAFETY: the application's own call.
-    unsafe { real::closefrom(first) }
+    let start = c_uint::try_from(first).unwrap_or(0);
+    fd_table::range(start, c_uint::MAX).for_each(drop_entry);
+    if next_hidden(start as c_int).is_none() {
+        // SAFETY: the application's own call.
+        return unsafe { real::closefrom(first) };
+    }
+    close_visible(start, c_uint::MAX, 0);
+}
+
+/// Leaves a number to the application that a descriptor of the library has.
+fn give_number(fd: c_int) -> Result<(), c_int> {
+    if !is_hidden(fd) {
+        return Ok(());
+    }
+    own_fd::relocate(fd).map_err(|error| {
+        errno::set_from(&error);
+        -1
+    })
 }
 
 /// Gives the new descriptor the table entry of the old one.
@@ -63,6 +118,9 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+    if let Err(result) = give_number(to) {
+        return result;
+    }
     // SAFETY: the application's own call.
     let new = unsafe { real::dup2(from, to) };
     copy_entry(from, new);
@@ -71,6 +129,9 @@ pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    if let Err(result) = give_number(to) {
+        return result;
+    }
     // SAFETY: the application's own call.
     let new = unsafe { real::dup3(from, to, flags) };
     copy_entry(from, new);

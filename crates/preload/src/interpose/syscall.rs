@@ -26,7 +26,12 @@ pub unsafe extern "C" fn syscall(
     // SAFETY: the application's own arguments, which these functions take in this order.
     unsafe {
         match number {
-            libc::SYS_close if fd_table::is_tidegate(first) => fd::close(first).into(),
+            libc::SYS_close if fd_table::is_tidegate(first) || fd::is_hidden(first) => {
+                fd::close(first).into()
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_dup2 => fd::dup2(first, b as c_int).into(),
+            libc::SYS_dup3 => fd::dup3(first, b as c_int, c as c_int).into(),
             libc::SYS_close_range => fd::close_range(a as c_uint, b as c_uint, c as c_int).into(),
             libc::SYS_accept4 if fd_table::is_tidegate(first) => {
                 socket::accept4(first, b as _, c as _, d as c_int).into()

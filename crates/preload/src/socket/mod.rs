@@ -52,9 +52,17 @@ pub(crate) struct Stream {
     pub(crate) is_connecting: AtomicBool,
     /// All written data is held back (`TCP_CORK`).
     is_corked: AtomicBool,
-    /// Written data that is held back until more follows (`TCP_CORK`, `MSG_MORE`).
-    corked_data: Mutex<Vec<u8>>,
-    has_corked_data: AtomicBool,
+    corked: Mutex<Corked>,
+    /// `corked` is not empty.
+    has_corked: AtomicBool,
+}
+
+/// Written data that is held back until more follows (`TCP_CORK`, `MSG_MORE`).
+#[derive(Default)]
+struct Corked {
+    data: Vec<u8>,
+    /// Error that sending such data has returned, for the application's next call.
+    failure: Option<io::Error>,
 }
 
 /// UDP socket.
@@ -112,7 +120,7 @@ impl Socket {
     /// Called in a forked child that inherited the socket.
     pub(crate) fn on_inherited(&self) {
         if let Endpoint::Stream(stream) = &self.endpoint {
-            stream.discard_corked_data();
+            stream.discard_corked();
         }
     }
 
@@ -226,7 +234,10 @@ impl Socket {
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
         match &self.endpoint {
             Endpoint::Listener(_) => Ok(None),
-            Endpoint::Stream(stream) => stream.stream.take_error(),
+            Endpoint::Stream(stream) => match stream.take_corked_failure() {
+                Some(failure) => Ok(Some(failure)),
+                None => stream.stream.take_error(),
+            },
             Endpoint::Udp(udp) => udp.socket.take_error(),
         }
     }

@@ -3,11 +3,11 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tidegate::{Batch, TcpState, TcpStream};
 
-use super::{Endpoint, Listener, Socket, Stream};
+use super::{Corked, Endpoint, Listener, Socket, Stream};
 
 /// Maximum number of bytes that are held back; a full segment is sent without waiting.
 const MAX_CORKED_BYTES: usize = 1400;
@@ -18,8 +18,8 @@ impl Stream {
             stream,
             is_connecting: AtomicBool::new(is_connecting),
             is_corked: AtomicBool::new(false),
-            corked_data: Mutex::default(),
-            has_corked_data: AtomicBool::new(false),
+            corked: Mutex::default(),
+            has_corked: AtomicBool::new(false),
         }
     }
 
@@ -68,10 +68,13 @@ impl Stream {
         // A reader waits for the answer to data that may still be held back.
         self.flush_corked(socket);
         let received = socket.net.batch(|batch| match consume {
-            true => receive(batch, &self.stream, bufs),
+            true => batch.recv_vectored(&self.stream, bufs),
             false => peek(batch, &self.stream, bufs),
         })?;
-        self.block_while_connecting(received)
+        match self.block_while_connecting(received) {
+            Ok(0) => self.take_corked_failure().map_or(Ok(0), Err),
+            received => received,
+        }
     }
 
     /// Sends the buffers in order, as far as there is space. If more data follows, small
@@ -83,24 +86,28 @@ impl Stream {
         more_follows: bool,
     ) -> io::Result<usize> {
         let delays = more_follows || self.is_corked.load(Ordering::Relaxed);
-        if !delays && !self.has_corked_data.load(Ordering::Relaxed) {
+        if !delays && !self.has_corked.load(Ordering::Relaxed) {
             let sent = socket.net.batch(|batch| send(batch, &self.stream, data))?;
             return self.block_while_connecting(sent);
         }
         let len: usize = data.iter().map(|piece| piece.len()).sum();
-        let mut corked = self.corked_data.lock().unwrap_or_else(PoisonError::into_inner);
-        if delays && self.can_cork(corked.len() + len) {
-            data.iter().for_each(|piece| corked.extend_from_slice(piece));
-            self.has_corked_data.store(!corked.is_empty(), Ordering::Relaxed);
+        let mut corked = self.lock_corked();
+        if let Some(failure) = corked.failure.take() {
+            self.has_corked.store(!corked.data.is_empty(), Ordering::Relaxed);
+            return Err(failure);
+        }
+        if delays && self.can_cork(corked.data.len() + len) {
+            data.iter().for_each(|piece| corked.data.extend_from_slice(piece));
+            self.has_corked.store(!corked.data.is_empty(), Ordering::Relaxed);
             return Ok(len);
         }
         let all: Vec<IoSlice<'_>> =
-            [IoSlice::new(&corked)].into_iter().chain(data.iter().copied()).collect();
+            [IoSlice::new(&corked.data)].into_iter().chain(data.iter().copied()).collect();
         let sent = socket.net.batch(|batch| send(batch, &self.stream, &all))?;
         let sent = self.block_while_connecting(sent)?;
-        let sent_corked = sent.min(corked.len());
-        corked.drain(..sent_corked);
-        self.has_corked_data.store(!corked.is_empty(), Ordering::Relaxed);
+        let sent_corked = sent.min(corked.data.len());
+        corked.data.drain(..sent_corked);
+        self.has_corked.store(!corked.data.is_empty(), Ordering::Relaxed);
         match sent - sent_corked {
             0 if len > 0 => Err(io::ErrorKind::WouldBlock.into()),
             sent => Ok(sent),
@@ -113,23 +120,45 @@ impl Stream {
         bytes <= MAX_CORKED_BYTES && self.is_open() && bytes <= self.stream.writable_bytes()
     }
 
+    fn lock_corked(&self) -> MutexGuard<'_, Corked> {
+        self.corked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Discards held-back data in a forked child: the parent sends it.
-    pub(super) fn discard_corked_data(&self) {
+    pub(super) fn discard_corked(&self) {
         // A thread of the parent, absent in the child, may have held the lock.
-        if let Ok(mut corked) = self.corked_data.try_lock() {
-            corked.clear();
-            self.has_corked_data.store(false, Ordering::Relaxed);
+        if let Ok(mut corked) = self.corked.try_lock() {
+            *corked = Corked::default();
+            self.has_corked.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Sends held-back data, as far as there is space.
+    /// Sends held-back data, as far as there is space. Keeps the error that has ended the
+    /// connection for the next call.
     pub(crate) fn flush_corked(&self, socket: &Socket) {
-        if self.has_corked_data.load(Ordering::Relaxed) {
-            let was_corked = self.is_corked.swap(false, Ordering::Relaxed);
-            // The next call reports the error.
-            let _ = self.send(socket, &[], false);
-            self.is_corked.store(was_corked, Ordering::Relaxed);
+        if !self.has_corked.load(Ordering::Relaxed) {
+            return;
         }
+        let was_corked = self.is_corked.swap(false, Ordering::Relaxed);
+        let flushed = self.send(socket, &[], false);
+        self.is_corked.store(was_corked, Ordering::Relaxed);
+        if let Err(failure) = flushed
+            && !matches!(failure.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::BrokenPipe)
+        {
+            *self.lock_corked() = Corked { data: Vec::new(), failure: Some(failure) };
+            self.has_corked.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the error that sending held-back data has returned.
+    pub(super) fn take_corked_failure(&self) -> Option<io::Error> {
+        if !self.has_corked.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut corked = self.lock_corked();
+        let failure = corked.failure.take()?;
+        self.has_corked.store(!corked.data.is_empty(), Ordering::Relaxed);
+        Some(failure)
     }
 
     /// Sets `TCP_CORK`.
@@ -144,28 +173,6 @@ impl Stream {
         self.flush_corked(socket);
         self.stream.shutdown(how)
     }
-}
-
-fn receive(
-    batch: &mut Batch<'_>,
-    stream: &TcpStream,
-    bufs: &mut [IoSliceMut<'_>],
-) -> io::Result<usize> {
-    let mut total = 0;
-    for buf in bufs.iter_mut().filter(|buf| !buf.is_empty()) {
-        match batch.recv(stream, buf) {
-            Ok(len) => {
-                total += len;
-                if len < buf.len() {
-                    break;
-                }
-            }
-            // The next call reports an error behind the data.
-            Err(_) if total > 0 => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(total)
 }
 
 /// Peeks into one joined buffer, since each peek starts at the head of the queue.
@@ -190,23 +197,11 @@ pub(super) fn scatter(mut data: &[u8], bufs: &mut [IoSliceMut<'_>]) {
 }
 
 fn send(batch: &mut Batch<'_>, stream: &TcpStream, data: &[IoSlice<'_>]) -> io::Result<usize> {
-    let mut total = 0;
-    if data.iter().all(|piece| piece.is_empty()) {
-        return batch.send(stream, &[]);
+    match data.iter().all(|piece| piece.is_empty()) {
+        // Returns the error of an ended connection.
+        true => batch.send(stream, &[]),
+        false => batch.send_vectored(stream, data),
     }
-    for piece in data.iter().filter(|piece| !piece.is_empty()) {
-        match batch.send(stream, piece) {
-            Ok(len) => {
-                total += len;
-                if len < piece.len() {
-                    break;
-                }
-            }
-            Err(_) if total > 0 => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(total)
 }
 
 impl Listener {

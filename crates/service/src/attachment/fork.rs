@@ -1,6 +1,7 @@
 //! Attachments for fork children.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use super::{Attachment, handshake};
@@ -37,7 +38,7 @@ impl Attachment {
         self.is_disconnected = true;
         // If the child kept its copy, the daemon would see the parent alive until the child exits.
         if let Ok((connection, _)) = UnixStream::pair() {
-            self.connection = connection.into();
+            self.connection = OwnedFd::from(connection).into();
         }
     }
 }

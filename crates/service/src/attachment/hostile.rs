@@ -339,6 +339,38 @@ fn silent_connections_delay_no_attachment() {
     assert_eq!(testbed.report().applications.len(), 1);
 }
 
+#[test]
+fn attachments_are_limited() {
+    let testbed = DaemonTestbed::with_quota(Quota { max_attachments: 3, ..Quota::default() });
+    let mut apps: Vec<_> = ["a", "b", "c"].map(|name| testbed.attach(name)).into();
+    let refused = Attachment::connect(&testbed.path, "d").err().unwrap();
+    assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+    assert!(refused.to_string().contains("--max-attachments"), "{refused}");
+    apps.iter_mut().for_each(|app| app.ping().unwrap());
+    apps.pop();
+    testbed.wait_until_gone("c");
+    testbed.attach("d").ping().unwrap();
+}
+
+#[test]
+fn sleeping_applications_are_served_when_they_wake_the_core() {
+    let testbed = DaemonTestbed::new();
+    let mut apps: Vec<_> = (0..40).map(|n| testbed.attach(&format!("app{n}"))).collect();
+    for round in 0..20 {
+        // Meanwhile the others have no command.
+        for _ in 0..500 {
+            apps[round].ping().unwrap();
+        }
+        apps.iter_mut().rev().for_each(|app| app.ping().unwrap());
+    }
+    // The exit of an application that sleeps is noticed, too.
+    drop(apps.split_off(20));
+    testbed.wait_until_gone("app39");
+    assert_well_served(&mut apps[0]);
+    drop(apps);
+    testbed.wait_until_gone("app0");
+}
+
 /// Kernel socket whose last close blocks until its peer, which is returned too, receives or
 /// closes.
 fn lingering_socket() -> (TcpStream, TcpStream) {
@@ -420,12 +452,14 @@ fn descriptors_of_first_messages_delay_no_other_application() {
 }
 
 #[test]
-fn registered_kernel_socket_of_an_exited_application_delays_no_other_application() {
+fn kernel_socket_of_an_exited_application_delays_no_other_application() {
     let testbed = DaemonTestbed::new();
     let mut good = testbed.attach("good");
     let mut hostile = testbed.attach("bad");
     let (near, far) = lingering_socket();
-    hostile.reserve_port(Shard::ONLY, near.as_fd()).unwrap();
+    // A connection gives no right to its port, and a worker closes it.
+    let error = hostile.reserve_port(Shard::ONLY, near.as_fd()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     drop((near, hostile));
     testbed.wait_until_gone("bad");
     assert_well_served(&mut good);

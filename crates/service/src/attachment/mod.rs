@@ -21,6 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::net::{RecvFlags, SendFlags};
+use tidegate_memory::OwnFd;
 use tidegate_memory::shared::{PeerError, Receiver, Sender, WakeFlag, WordRange};
 use tidegate_stack::TcpInfo;
 
@@ -64,7 +65,7 @@ pub struct Attachment {
     /// Token by which a fork child inherits the sockets.
     token: TakeoverToken,
     cores: u32,
-    connection: OwnedFd,
+    connection: OwnFd,
     memory: SharedMemory,
     /// Memory of other applications that holds sockets of this attachment.
     foreign_memories: Vec<SharedMemory>,
@@ -159,7 +160,7 @@ impl Attachment {
             name: name.to_owned(),
             token,
             cores,
-            connection: connection.into(),
+            connection: OwnedFd::from(connection).into(),
             commands: memory.command_sender()?,
             notifications: memory.notification_receiver()?,
             daemon_sleeps: memory.daemon_sleeps()?,

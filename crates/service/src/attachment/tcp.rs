@@ -42,12 +42,14 @@ impl Attachment {
             }
             return Ok(len);
         }
-        if let Some(kind) = socket.take_error(&status) {
+        let is_ended = status.read_closed || status.state == SocketState::Over;
+        // The daemon may still hold bytes that were received before the error.
+        if is_ended && let Some(kind) = socket.take_error(&status) {
             return Err(kind.into());
         }
         match status.state {
             SocketState::Connecting => Err(io::ErrorKind::NotConnected.into()),
-            _ if status.read_closed || status.state == SocketState::Over => Ok(0),
+            _ if is_ended => Ok(0),
             _ => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
@@ -105,15 +107,17 @@ impl Attachment {
         }
     }
 
-    /// Bytes that can be written at once.
+    /// Bytes that can be written at once. The error of an ended connection stays for other calls.
     ///
     /// # Errors
-    /// As [`Attachment::send`].
+    /// [`io::ErrorKind::NotConnected`] if the socket is closed.
     pub fn writable_bytes(&mut self, handle: Handle) -> io::Result<usize> {
-        // Returns the socket's error, and requests a notification if there is no space.
-        self.send(handle, &[])?;
-        self.readiness(handle);
+        // Requests a notification if there is no space.
+        let is_closed = self.readiness(handle).write_closed;
         let socket = self.socket(handle)?;
+        if is_closed || socket.status().state != SocketState::Connected {
+            return Ok(0);
+        }
         let _lock = socket.lock_streams()?;
         let limit = socket.options.send_buffer_bytes as usize;
         match socket.write.as_mut().map_or(Ok(0), |write| write.space_within(limit)) {

@@ -21,6 +21,7 @@
 
 mod application;
 mod attach;
+mod attachment_counts;
 mod controls;
 mod core;
 mod dispatch;
@@ -59,6 +60,7 @@ pub use upgrade::protocol::OutputFds;
 
 use self::attach::bound_socket::BoundSocket;
 use self::attach::listener::AttachListener;
+use self::attachment_counts::AttachmentCounts;
 use self::core::cores::Cores;
 use self::core::inbox::InboxSender;
 use self::core::message::CoreMessage;
@@ -153,8 +155,12 @@ impl Daemon {
         let ReceivedState { state, listener, output, descriptors } = predecessor.request_state()?;
         let state = DaemonSnapshot::decode(&state).map_err(io::Error::from)?;
         prepared.keep_mac(MacAddr(state.mac));
-        let terms =
-            AppSettings { coalescing: options.attach.coalescing, quota: options.attach.quota };
+        let attachments = AttachmentCounts::default();
+        let terms = AppSettings {
+            coalescing: options.attach.coalescing,
+            quota: options.attach.quota,
+            attachments: attachments.clone(),
+        };
         let (workers, dispatcher) = UserWorkers::new();
         let (stack, restored, inherited) = restore(state, descriptors, terms, &workers)?;
         if let Some(inherited) = inherited {
@@ -162,7 +168,7 @@ impl Daemon {
         }
         open_released_device(|| prepared.primary().open_device())?;
         let stacks = prepared.go_on(stack)?;
-        let socket = BoundSocket::inherit(options.attach.clone(), listener)?;
+        let socket = BoundSocket::inherit(options.attach.clone(), listener, attachments)?;
         let workers = (workers, dispatcher);
         let commit = || predecessor.commit();
         let daemon = Self::spawn(stacks, Some(restored), workers, socket, options, commit)?;

@@ -8,3 +8,4 @@ mod stream;
 pub(crate) use closing::{BatchGuard, ClosingStream};
 pub use listener::TcpListener;
 pub use stream::TcpStream;
+pub(crate) use stream::{recv_buffers, send_buffers};

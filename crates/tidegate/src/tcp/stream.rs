@@ -213,13 +213,7 @@ impl TcpStream {
     /// As [`Read::read`] of the stream.
     pub fn recv_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let id = self.inner.id;
-        self.wait_for_op(&self.inner.read_timeout, |ops| {
-            let filled = bufs.iter_mut().filter(|buf| !buf.is_empty());
-            vectored_op(filled, |buf| {
-                let len = ops.tcp_recv(id, buf)?;
-                Ok((len, ops.tcp_readable(id) > 0))
-            })
-        })
+        self.wait_for_op(&self.inner.read_timeout, |ops| recv_buffers(ops, id, bufs))
     }
 
     /// Writes some of the data in these slices, at least one byte.
@@ -474,8 +468,21 @@ impl Drop for StreamInner {
     }
 }
 
+/// Receives into one buffer after the other, as far as data has arrived.
+pub(crate) fn recv_buffers(
+    ops: &mut dyn SocketOps,
+    id: TcpId,
+    bufs: &mut [IoSliceMut<'_>],
+) -> OpResult<usize> {
+    let buffers = bufs.iter_mut().filter(|buf| !buf.is_empty());
+    vectored_op(buffers, |buf| {
+        let len = ops.tcp_recv(id, buf)?;
+        Ok((len, ops.tcp_readable(id) > 0))
+    })
+}
+
 /// Sends one slice after the other, as far as there is send-buffer space.
-pub(super) fn send_buffers(
+pub(crate) fn send_buffers(
     ops: &mut dyn SocketOps,
     id: TcpId,
     data: &[IoSlice<'_>],
@@ -483,6 +490,6 @@ pub(super) fn send_buffers(
     let buffers = data.iter().filter(|piece| !piece.is_empty());
     vectored_op(buffers, |piece| {
         let len = ops.tcp_send(id, piece)?;
-        Ok((len, len == piece.len()))
+        Ok((len, len == piece.len() && ops.tcp_writable(id) > 0))
     })
 }

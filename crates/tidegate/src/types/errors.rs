@@ -91,8 +91,8 @@ pub(crate) fn try_each_address<R>(
     Err(last)
 }
 
-/// Applies `op` to one buffer after the other until an incomplete transfer; returns the total
-/// bytes. An error after some bytes is left to the next call.
+/// Applies `op` to one buffer after the other until it returns false; returns the total bytes. `op`
+/// returns false where the next transfer would fail, since an error is reported only once.
 pub(crate) fn vectored_op<T>(
     buffers: impl IntoIterator<Item = T>,
     mut op: impl FnMut(T) -> OpResult<(usize, bool)>,

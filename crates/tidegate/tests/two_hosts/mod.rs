@@ -1,6 +1,8 @@
 //! Two hosts in one process, joined by an in-memory link.
 #![allow(dead_code, reason = "each test uses some of it")]
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tempfile::TempDir;
@@ -41,9 +43,51 @@ pub fn try_open(
     Ok([a?, b?])
 }
 
+/// Host with a daemon, to which the first stack is attached, and a host with an embedded stack.
+pub struct AttachedToEmbedded {
+    pub nets: [Net; 2],
+    _daemon: Daemon,
+    _folder: TempDir,
+}
+
+/// Joins a host with a daemon to a host with an embedded stack.
+pub fn attached_to_embedded(frames: u32) -> AttachedToEmbedded {
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b] = configs(frames);
+    let path = folder.path().join("a.sock");
+    let daemon = Daemon::start_with(a, start_options(path.clone(), 1)).unwrap();
+    let nets = [Net::attach(&path, "test").unwrap(), Net::open(b).unwrap()];
+    AttachedToEmbedded { nets, _daemon: daemon, _folder: folder }
+}
+
+fn start_options(
+    path: PathBuf,
+    cores: usize,
+) -> StartOptions<
+    impl Fn(usize) -> io::Result<()> + Clone + Send + 'static,
+    impl Fn() -> io::Result<()> + Clone + Send + 'static,
+> {
+    let attach = AttachConfig {
+        path,
+        mode: 0o600,
+        group: None,
+        geometry: Geometry { sockets: 512, tcp_bytes: 1 << 15, udp_bytes: 1 << 17 },
+        coalescing: DEFAULT_COALESCING,
+        quota: Quota::default(),
+    };
+    StartOptions {
+        attach,
+        cores: cores..=cores,
+        on_core_start: |_| Ok(()),
+        drop_privileges: || Ok(()),
+        upgrade: UpgradeMode::Refused("the tests do not upgrade it"),
+        log: Arc::new(|_: &str| {}),
+    }
+}
+
 /// Two hosts with a daemon each; dropping this stops the daemons.
 pub struct Daemons {
-    daemons: [(Daemon, std::path::PathBuf); 2],
+    daemons: [(Daemon, PathBuf); 2],
     _folder: TempDir,
 }
 
@@ -53,22 +97,7 @@ pub fn daemons(frames: u32, cores: usize) -> Daemons {
     let mut names = ["a.sock", "b.sock"].into_iter();
     let daemons = configs(frames).map(|config| {
         let path = folder.path().join(names.next().unwrap());
-        let attach = AttachConfig {
-            path: path.clone(),
-            mode: 0o600,
-            group: None,
-            geometry: Geometry { sockets: 512, tcp_bytes: 1 << 15, udp_bytes: 1 << 17 },
-            coalescing: DEFAULT_COALESCING,
-            quota: Quota::default(),
-        };
-        let options = StartOptions {
-            attach,
-            cores: cores..=cores,
-            on_core_start: |_| Ok(()),
-            drop_privileges: || Ok(()),
-            upgrade: UpgradeMode::Refused("the tests do not upgrade it"),
-            log: Arc::new(|_: &str| {}),
-        };
+        let options = start_options(path.clone(), cores);
         (Daemon::start_with(config, options).unwrap(), path)
     });
     Daemons { daemons, _folder: folder }

@@ -57,6 +57,11 @@ impl CommandQueue {
         wants && self.port_query != PortQueryState::InProgress
     }
 
+    /// True while a command is deferred.
+    pub(super) fn has_deferred(&self) -> bool {
+        self.deferred.is_some() || self.waits_for_memory
+    }
+
     /// Number of commands taken from the ring so far.
     pub(in crate::daemon) fn taken(&self) -> u64 {
         self.taken

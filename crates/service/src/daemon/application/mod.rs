@@ -8,6 +8,7 @@ mod notifications;
 mod protocol_error;
 mod slots;
 pub(super) mod snapshot;
+mod turn;
 
 use std::io;
 use std::sync::Arc;
@@ -16,9 +17,10 @@ use rustix::net::RecvFlags;
 use tidegate_gate::CpuShare;
 use tidegate_memory::shared::{WakeFlag, WordRange};
 
-pub(super) use self::kernel_sockets::{BoundPort, KernelSocket};
+pub(super) use self::kernel_sockets::KernelSocket;
 pub(super) use self::memory_use::WakeCores;
 pub(super) use self::protocol_error::ProtocolError;
+pub(super) use self::turn::Turn;
 
 use self::coalescing::WakeCoalescing;
 use self::commands::CommandQueue;
@@ -26,6 +28,7 @@ use self::kernel_sockets::KernelSockets;
 use self::memory_use::MemoryUse;
 use self::notifications::Notifier;
 use self::slots::SocketSlots;
+use crate::daemon::attachment_counts::AttachmentCount;
 use crate::daemon::ids::{Identity, PayloadBytes, SocketKey};
 use crate::daemon::quota::AppSettings;
 use crate::daemon::workers::AppFd;
@@ -55,6 +58,7 @@ pub(super) struct Application {
     connection: AppFd,
     /// The application has closed the connection.
     pub(super) has_exited: bool,
+    pub(super) turn: Turn,
     pub(super) commands: CommandQueue,
     notifier: Notifier,
     pub(super) daemon_sleeps: WakeFlag<WordRange>,
@@ -64,6 +68,7 @@ pub(super) struct Application {
     /// Quota of local ports that the application may bind.
     pub(super) max_ports: u32,
     memory_use: MemoryUse,
+    _count: AttachmentCount,
     /// Limit on its share of the core's time.
     pub(super) cpu_share: CpuShare,
     /// Payload bytes moved through sockets that have ended.
@@ -78,7 +83,8 @@ impl Application {
         memory: SharedMemory,
         connection: AppFd,
         parent_token: Option<TakeoverToken>,
-        settings: AppSettings,
+        count: AttachmentCount,
+        settings: &AppSettings,
     ) -> io::Result<Self> {
         let coalescing = WakeCoalescing::new(settings.coalescing.as_nanos() as u64);
         Ok(Self {
@@ -87,6 +93,7 @@ impl Application {
             parent_token,
             connection,
             has_exited: false,
+            turn: Turn::default(),
             commands: CommandQueue::new(memory.command_receiver()?),
             notifier: Notifier::new(
                 memory.notification_sender()?,
@@ -98,6 +105,7 @@ impl Application {
             memory,
             kernel_sockets: KernelSockets::default(),
             max_ports: settings.quota.max_ports,
+            _count: count,
             memory_use: MemoryUse::new(settings.quota.max_memory_bytes),
             cpu_share: CpuShare::new(settings.quota.cpu_share_percent, SHARE_PERIOD_NS, 0),
             payload_bytes: PayloadBytes::default(),
@@ -127,6 +135,16 @@ impl Application {
     /// True if a command can run or notifications are queued.
     pub(super) fn has_work(&mut self) -> bool {
         self.notifier.has_queued() || !self.waits_for_memory() && self.commands.has_work()
+    }
+
+    /// True while a command waits for something, which no wake-up of the application announces.
+    pub(super) fn has_deferred(&self) -> bool {
+        self.notifier.has_queued() || self.commands.has_deferred()
+    }
+
+    /// True while notifications wait for space in the ring.
+    pub(super) fn has_queued_notifications(&self) -> bool {
+        self.notifier.has_queued()
     }
 
     /// True while a command waits until the memory is measured or discarded.
@@ -219,9 +237,9 @@ impl Application {
         Ok(())
     }
 
-    /// Publishes the notifications, and wakes the application if it sleeps, unless the wake-up is
-    /// coalesced to later.
-    pub(super) fn publish_notifications(&mut self, now_ns: u64) -> Result<(), ProtocolError> {
+    /// Publishes the notifications, and wakes the application if it sleeps. Returns true if the
+    /// wake-up is coalesced to later.
+    pub(super) fn publish_notifications(&mut self, now_ns: u64) -> Result<bool, ProtocolError> {
         while let Some(notice) = self.notifier.retry_queued()? {
             if let Notification::Changed(handle) = notice
                 && let Some(entry) = self.slots.entry(handle.slot)
@@ -230,8 +248,7 @@ impl Application {
                 entry.is_notification_queued = false;
             }
         }
-        self.notifier.publish(now_ns, &self.connection);
-        Ok(())
+        Ok(self.notifier.publish(now_ns, &self.connection))
     }
 
     /// Wakes the application, if it sleeps and has notifications, before the core sleeps.

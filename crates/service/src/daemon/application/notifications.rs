@@ -75,18 +75,20 @@ impl Notifier {
         Ok(Some(notice))
     }
 
-    /// Publishes the notifications, and wakes the application over its connection if it sleeps,
-    /// unless the wake-up is coalesced to later.
-    pub(super) fn publish(&mut self, now_ns: u64, connection: &impl AsFd) {
+    /// Publishes the notifications, and wakes the application over its connection if it sleeps.
+    /// Returns true if the wake-up is coalesced to later.
+    pub(super) fn publish(&mut self, now_ns: u64, connection: &impl AsFd) -> bool {
         if std::mem::take(&mut self.has_unpublished) {
             self.ring.publish();
             self.wake_pending = true;
         }
-        let is_coalesced =
-            || self.coalescing.wake_at(now_ns) > now_ns && self.application_sleeps.is_requested();
-        if self.wake_pending && !is_coalesced() {
+        let is_coalesced = self.wake_pending
+            && self.coalescing.wake_at(now_ns) > now_ns
+            && self.application_sleeps.is_requested();
+        if self.wake_pending && !is_coalesced {
             self.wake(now_ns, connection);
         }
+        is_coalesced
     }
 
     /// Wakes the application, if it sleeps and has notifications, before the core sleeps: a

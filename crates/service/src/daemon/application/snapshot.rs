@@ -75,7 +75,7 @@ impl Application {
         snapshot: ApplicationSnapshot,
         memory: SharedMemory,
         connection: AppFd,
-        settings: AppSettings,
+        settings: &AppSettings,
     ) -> io::Result<Self> {
         let slot_count = memory.geometry().sockets as usize;
         let ApplicationSnapshot {
@@ -96,7 +96,8 @@ impl Application {
         }
         let restored =
             queued_notifications.into_iter().map(Notification::from_words).collect::<Option<_>>();
-        let mut app = Self::new(identity, memory, connection, None, settings)?;
+        let count = settings.attachments.add(identity.uid);
+        let mut app = Self::new(identity, memory, connection, None, count, settings)?;
         app.token = TakeoverToken::from_bytes(token);
         // An application that has corrupted its rings is found out when they are used.
         let _ = (app.commands.ring.resume(), app.notifier.ring.resume());

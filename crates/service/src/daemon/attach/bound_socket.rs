@@ -7,6 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::daemon::attachment_counts::AttachmentCounts;
 use crate::daemon::quota::Quota;
 use crate::ipc::layout::Geometry;
 
@@ -31,6 +32,8 @@ pub struct AttachConfig {
 pub(in crate::daemon) struct BoundSocket {
     pub(super) listener: UnixListener,
     pub(super) config: AttachConfig,
+    /// Counts of the attachments, also of those taken over.
+    pub(super) attachments: AttachmentCounts,
     /// The socket file is removed when this is dropped.
     pub(super) removes_on_drop: bool,
 }
@@ -40,16 +43,18 @@ impl BoundSocket {
     pub(in crate::daemon) fn bind(config: AttachConfig) -> io::Result<Self> {
         let listener = listen(&config)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, config, removes_on_drop: true })
+        let attachments = AttachmentCounts::default();
+        Ok(Self { listener, config, attachments, removes_on_drop: true })
     }
 
     /// Socket inherited from another daemon, which still owns the file.
     pub(in crate::daemon) fn inherit(
         config: AttachConfig,
         listener: UnixListener,
+        attachments: AttachmentCounts,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, config, removes_on_drop: false })
+        Ok(Self { listener, config, attachments, removes_on_drop: false })
     }
 }
 

@@ -7,11 +7,13 @@ use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_cookie};
+use tidegate_engine::BoundPort;
 use tidegate_memory::Doorbell;
 use tidegate_memory::shared::Region;
 
 use super::bound_socket::AttachConfig;
-use crate::daemon::application::{Application, BoundPort};
+use crate::daemon::application::Application;
+use crate::daemon::attachment_counts::{AttachmentCounts, AttachmentLimits};
 use crate::daemon::core::cores::Cores;
 use crate::daemon::core::message::CoreMessage;
 use crate::daemon::ids::Identity;
@@ -30,6 +32,8 @@ pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Handler of first messages, on the workers of the users.
 pub(super) struct HelloHandler {
     pub(super) config: AttachConfig,
+    pub(super) limits: AttachmentLimits,
+    pub(super) attachments: AttachmentCounts,
     pub(super) cores: Arc<Cores>,
     pub(super) log: Log,
     /// Locked for writing during an upgrade, when no request may reach a core.
@@ -137,13 +141,18 @@ impl HelloHandler {
         parent_token: Option<TakeoverToken>,
     ) -> io::Result<Application> {
         let AttachConfig { geometry, coalescing, quota, .. } = self.config;
+        let count = self.attachments.admit(peer.uid, self.limits).inspect_err(|error| {
+            // The peer may be gone.
+            let _ = send_refusal(connection.as_fd(), &error.to_string());
+        })?;
         let identity = Identity { pid: peer.pid.get(), uid: peer.uid, name };
         let releaser = self.cores.workers().region_releaser(peer.uid);
         let region =
             |words| io::Result::Ok(Region::reserve(words)?.released_by(Arc::clone(&releaser)));
         let (control, data) = (region(geometry.control_words())?, region(geometry.data_words())?);
         let memory = SharedMemory::new(geometry, control, data)?;
-        let settings = AppSettings { coalescing, quota };
-        Application::new(identity, memory, connection.clone(), parent_token, settings)
+        let attachments = self.attachments.clone();
+        let settings = AppSettings { coalescing, quota, attachments };
+        Application::new(identity, memory, connection.clone(), parent_token, count, &settings)
     }
 }

@@ -14,6 +14,7 @@ use tidegate_memory::Doorbell;
 use super::bound_socket::BoundSocket;
 use super::heap_trim::HeapTrim;
 use super::hello::{HANDSHAKE_TIMEOUT, HelloHandler, UpgradeRequest};
+use crate::daemon::attachment_counts::AttachmentLimits;
 use crate::daemon::core::cores::Cores;
 use crate::daemon::log::Log;
 use crate::daemon::peer::Peer;
@@ -23,6 +24,8 @@ use crate::ipc::handshake::send_refusal;
 
 /// Maximum number of connections without a first message; further ones wait in the backlog.
 const MAX_PENDING_HANDSHAKES: usize = 256;
+/// Maximum number of such connections of one user.
+const MAX_PENDING_PER_USER: usize = MAX_PENDING_HANDSHAKES / 4 * 3;
 /// Interval between checks for finished jobs while no connection is accepted.
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit for the workers' jobs before an upgrade.
@@ -86,20 +89,55 @@ struct Listener<'l> {
     heap_trim: HeapTrim,
     /// Maximum number of unfinished jobs of the workers with which connections are accepted.
     max_jobs: usize,
+    accept_pause: AcceptPause,
+}
+
+/// Pause after a failure to accept: without a free descriptor the connection stays in the backlog,
+/// and would be found again at once.
+#[derive(Default)]
+struct AcceptPause {
+    end: Option<Instant>,
+}
+
+impl AcceptPause {
+    fn is_over(&self, now: Instant) -> bool {
+        self.end.is_none_or(|end| now >= end)
+    }
+
+    /// Begins a pause unless nothing is wrong. Returns true for the first failure in a row.
+    fn on_error(&mut self, now: Instant, error: &io::Error) -> bool {
+        use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+        if matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) {
+            return false;
+        }
+        self.end.replace(now + BUSY_RETRY_INTERVAL).is_none()
+    }
+
+    fn on_accepted(&mut self) {
+        self.end = None;
+    }
 }
 
 impl<'l> Listener<'l> {
     fn new(socket: &'l mut BoundSocket, cores: Arc<Cores>, log: Log) -> io::Result<Self> {
         let (sender, upgrades) = mpsc::channel();
+        let max_fds = getrlimit(Resource::Nofile).current;
+        let quota = &socket.config.quota;
+        let limits = AttachmentLimits::new(
+            quota.max_attachments,
+            quota.max_user_attachments,
+            max_fds.unwrap_or(u64::MAX),
+        );
         let handler = HelloHandler {
             config: socket.config.clone(),
+            limits,
+            attachments: socket.attachments.clone(),
             cores,
             log,
             admission: RwLock::new(()),
             upgrades: sender,
             upgrade_bell: Doorbell::new()?,
         };
-        let max_fds = getrlimit(Resource::Nofile).current;
         let max_jobs = max_fds.map_or(usize::MAX, |max| (max / 2) as usize);
         Ok(Self {
             socket,
@@ -108,6 +146,7 @@ impl<'l> Listener<'l> {
             pending: VecDeque::new(),
             heap_trim: HeapTrim::new(Instant::now()),
             max_jobs,
+            accept_pause: AcceptPause::default(),
         })
     }
 
@@ -132,7 +171,7 @@ impl<'l> Listener<'l> {
                 bells.iter().map(|bell| PollFd::new(bell, PollFlags::IN)).collect();
             let connections = self.pending.iter().map(|pending| &pending.connection);
             fds.extend(connections.map(|connection| PollFd::new(connection, PollFlags::IN)));
-            if self.may_accept() {
+            if self.may_accept(now) {
                 fds.push(PollFd::new(&self.socket.listener, PollFlags::IN));
             }
             let polled = poll(&mut fds, timeout.as_ref());
@@ -149,7 +188,7 @@ impl<'l> Listener<'l> {
                 upgrade_bell.disarm();
             }
             self.start_handshakes(&is_ready[bells.len()..]);
-            self.accept();
+            self.accept(Instant::now());
         }
     }
 
@@ -163,7 +202,7 @@ impl<'l> Listener<'l> {
         }
         let pending =
             self.pending.front().map(|first| HANDSHAKE_TIMEOUT - now.duration_since(first.since));
-        let busy = (!self.may_accept()).then_some(BUSY_RETRY_INTERVAL);
+        let busy = (!self.may_accept(now)).then_some(BUSY_RETRY_INTERVAL);
         let timeout = pending.into_iter().chain(self.heap_trim.time_left(now)).chain(busy).min();
         timeout.map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
@@ -173,8 +212,9 @@ impl<'l> Listener<'l> {
 
     /// True if another connection can be accepted. Descriptors whose close hangs must not take the
     /// whole table of the process.
-    fn may_accept(&self) -> bool {
-        self.pending.len() < MAX_PENDING_HANDSHAKES
+    fn may_accept(&self, now: Instant) -> bool {
+        self.accept_pause.is_over(now)
+            && self.pending.len() < MAX_PENDING_HANDSHAKES
             && self.handler.cores.workers().unfinished() < self.max_jobs
     }
 
@@ -195,18 +235,26 @@ impl<'l> Listener<'l> {
         }
     }
 
-    fn accept(&mut self) {
-        while self.may_accept()
-            && let Ok((connection, _)) = self.socket.listener.accept()
-        {
+    /// Accepts the connections that wait.
+    fn accept(&mut self, now: Instant) {
+        while self.may_accept(now) {
+            let connection = match self.socket.listener.accept() {
+                Ok((connection, _)) => connection,
+                Err(error) => {
+                    if self.accept_pause.on_error(now, &error) {
+                        (self.handler.log)(&format!("no application can attach for now: {error}"));
+                    }
+                    return;
+                }
+            };
+            self.accept_pause.on_accepted();
             let peer = Peer::of(&connection);
             // The process has sent descriptors already, perhaps.
             let uid = peer.as_ref().map_or(NOBODY, |peer| peer.uid);
             let connection = AppFd::new(connection.into(), uid, self.handler.cores.workers());
-            match peer {
+            match peer.and_then(|peer| self.check_pending(peer)) {
                 Ok(peer) => {
-                    let since = Instant::now();
-                    self.pending.push_back(PendingConnection { connection, peer, since });
+                    self.pending.push_back(PendingConnection { connection, peer, since: now });
                 }
                 Err(error) => {
                     (self.handler.log)(&format!("a connection was rejected: {error}"));
@@ -219,6 +267,16 @@ impl<'l> Listener<'l> {
         }
     }
 
+    /// Checks that a user does not have too many connections without a first message.
+    fn check_pending(&self, peer: Peer) -> io::Result<Peer> {
+        let own = self.pending.iter().filter(|pending| pending.peer.uid == peer.uid).count();
+        if own < MAX_PENDING_PER_USER {
+            return Ok(peer);
+        }
+        let message = format!("user {} has {own} connections without a first message", peer.uid);
+        Err(io::Error::new(io::ErrorKind::QuotaExceeded, message))
+    }
+
     /// Hands over to another daemon. Returns true if it has taken over.
     fn offer_upgrade(&self, UpgradeRequest { connection, peer }: UpgradeRequest) -> bool {
         let HelloHandler { cores, log, admission, .. } = &*self.handler;
@@ -229,5 +287,29 @@ impl<'l> Listener<'l> {
             log(&format!("a connection was rejected: {error}"));
             false
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn failure_to_accept_pauses_the_listener() {
+        let (mut pause, now) = (AcceptPause::default(), Instant::now());
+        for harmless in [Errno::AGAIN, Errno::INTR, Errno::CONNABORTED] {
+            assert!(!pause.on_error(now, &harmless.into()) && pause.is_over(now));
+        }
+        for full in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM] {
+            assert!(pause.on_error(now, &full.into()), "the first failure is logged");
+            assert!(!pause.is_over(now));
+            let later = now + BUSY_RETRY_INTERVAL;
+            assert!(pause.is_over(later) && !pause.on_error(later, &full.into()));
+            assert!(!pause.is_over(later));
+            pause.on_accepted();
+            assert!(pause.is_over(now));
+        }
     }
 }

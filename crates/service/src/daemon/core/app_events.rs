@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{Timespec, epoll};
 
 use super::NetworkCore;
-use crate::daemon::application::Application;
 use crate::daemon::ids::AppNumber;
 
 /// Events of one system call.
@@ -44,13 +43,20 @@ impl NetworkCore {
         let data = epoll::EventData::new_u64(number.into());
         self.limits_shares |= app.cpu_share.is_limited();
         // An application whose exit could not be found out is not served.
-        app.has_exited |= epoll::add(&self.app_events, app.connection(), data, flags).is_err();
+        if epoll::add(&self.app_events, app.connection(), data, flags).is_err() || app.has_exited {
+            self.note_exit(number);
+        }
+        self.activate(number);
+        self.publish_later(number);
     }
 
     /// Reports no more events of an application that leaves this core.
-    pub(in crate::daemon) fn unwatch(&self, app: &Application) {
-        // Fails for an application that could not be watched.
-        let _ = epoll::delete(&self.app_events, app.connection());
+    pub(in crate::daemon) fn unwatch(&mut self, number: AppNumber) {
+        self.deactivate(number);
+        if let Some(Some(app)) = self.apps.get(number as usize) {
+            // Fails for an application that could not be watched.
+            let _ = epoll::delete(&self.app_events, app.connection());
+        }
     }
 
     /// Finds out which applications have woken this core, and which have exited.
@@ -65,9 +71,13 @@ impl NetworkCore {
             let Ok((events, _)) = received else { return };
             for event in events.iter() {
                 let (flags, data) = (event.flags, event.data);
-                let Some(Some(app)) = self.apps.get_mut(data.u64() as usize) else { continue };
-                app.has_exited |= flags.intersects(ended);
+                let number = data.u64() as AppNumber;
+                let Some(Some(app)) = self.apps.get_mut(number as usize) else { continue };
                 app.on_wake_up(self.cores.wake());
+                self.activate(number);
+                if flags.intersects(ended) {
+                    self.note_exit(number);
+                }
             }
             if events.len() < MAX_EVENTS {
                 return;

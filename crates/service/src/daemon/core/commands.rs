@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidegate_device::sharded::PortSharing;
 use tidegate_device::steering::TransportProtocol;
-use tidegate_engine::{HeldSocket, PortClaim};
+use tidegate_engine::{KernelPort, PortClaim};
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpOptions, UdpOptions};
 
 use super::server::SocketServer;
@@ -20,6 +20,8 @@ use crate::ipc::share_group::port_sharing;
 
 /// Maximum accept backlog of one listener, in connections.
 const MAX_BACKLOG: u32 = 65_535;
+/// User who may bind every port.
+const ROOT: u32 = 0;
 /// Minimum of the keepalive times that an application may set, as at the kernel. Without minimum a
 /// connection would probe at every answer of its peer.
 const MIN_KEEPALIVE_MS: u32 = 1000;
@@ -125,8 +127,9 @@ impl SocketServer {
         let id = self.engine.parts().0.udp_bind(local, options)?;
         let local = self.engine.stack().udp_local_addr(id).unwrap_or(local);
         let (port, dual) = (self.engine.device(), options.dual_stack);
-        let kernel_socket = app.kernel_sockets.take(TransportProtocol::Udp, local).map(held);
-        let claim = self.claims.claim(port, TransportProtocol::Udp, local, dual, kernel_socket);
+        let kernel_socket = app.kernel_sockets.take(TransportProtocol::Udp, local, dual);
+        let kernel_port = kernel_port(app, kernel_socket);
+        let claim = self.claims.claim(port, TransportProtocol::Udp, local, dual, kernel_port);
         let sharing = PortSharing::new(options.reuse_port, options.owner);
         let claim = claim.and_then(|claim| {
             self.claim_among_cores(TransportProtocol::Udp, local, sharing, claim)
@@ -171,10 +174,10 @@ impl SocketServer {
     ) -> io::Result<OpenedSocket> {
         self.check_port_quota(app)?;
         let (port, dual) = (self.engine.device(), options.dual_stack);
-        let registered = app.kernel_sockets.take(TransportProtocol::Tcp, local);
-        let share = registered.as_ref().map(|socket| (socket.cookie, socket.shard));
-        let kernel_socket = registered.map(held);
-        let claim = self.claims.claim(port, TransportProtocol::Tcp, local, dual, kernel_socket)?;
+        let kernel_socket = app.kernel_sockets.take(TransportProtocol::Tcp, local, dual);
+        let share = kernel_socket.as_ref().map(|socket| (socket.cookie, socket.shard));
+        let kernel_port = kernel_port(app, kernel_socket);
+        let claim = self.claims.claim(port, TransportProtocol::Tcp, local, dual, kernel_port)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
         let backlog = backlog.clamp(1, MAX_BACKLOG) as usize;
         let made = self.engine.parts().0.tcp_listen(local, backlog, options);
@@ -238,10 +241,9 @@ impl SocketServer {
     ) -> io::Result<OpenedSocket> {
         check_space(app)?;
         let kernel_socket =
-            local.and_then(|local| app.kernel_sockets.take(TransportProtocol::Tcp, local));
-        let kernel_socket = kernel_socket.map(held);
-        let claim =
-            self.claims.claim_for_peer(self.engine.device(), local, remote, kernel_socket)?;
+            local.and_then(|local| app.kernel_sockets.take(TransportProtocol::Tcp, local, false));
+        let kernel_port = kernel_port(app, kernel_socket);
+        let claim = self.claims.claim_for_peer(self.engine.device(), local, remote, kernel_port)?;
         let local = claim.as_ref().map(|claim| claim.local()).or(local);
         let (stack, arena, now_ns) = self.engine.parts();
         let id = match stack.tcp_connect(now_ns, arena, local, remote, options) {
@@ -344,9 +346,13 @@ fn limited(mut options: TcpOptions) -> TcpOptions {
     options
 }
 
-/// Kernel socket of an application as it is held with a claim.
-fn held(kernel_socket: KernelSocket) -> Arc<dyn HeldSocket> {
-    Arc::new(kernel_socket.socket)
+/// Right of an application to a port: the kernel socket that it has bound, or its user.
+fn kernel_port(app: &Application, kernel_socket: Option<KernelSocket>) -> KernelPort {
+    match kernel_socket {
+        Some(KernelSocket { socket, port, .. }) => KernelPort::Held(Arc::new(socket), port),
+        None if app.identity.uid == ROOT => KernelPort::Own,
+        None => KernelPort::Unprivileged,
+    }
 }
 
 fn check_space(app: &Application) -> io::Result<()> {

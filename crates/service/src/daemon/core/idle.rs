@@ -23,11 +23,11 @@ impl NetworkCore {
             }
             IdleStep::Sleep => {
                 self.inbox.bell.arm();
-                self.apps.iter().flatten().for_each(|app| app.daemon_sleeps.request());
+                self.request_wake_ups();
                 // The sender may have found the bell unarmed.
                 self.early_message = self.inbox.messages.try_recv().ok();
                 let slept = if self.early_message.is_none() { self.sleep() } else { Ok(()) };
-                self.apps.iter().flatten().for_each(|app| app.daemon_sleeps.clear());
+                self.clear_wake_ups();
                 self.inbox.bell.disarm();
                 slept?;
                 self.check_applications();
@@ -37,7 +37,7 @@ impl NetworkCore {
     }
 
     fn sleep(&mut self) -> io::Result<()> {
-        if self.apps.iter_mut().flatten().any(|app| app.has_exited || app.has_work()) {
+        if self.has_app_work() {
             return Ok(());
         }
         if self.server.engine.stack().has_events() {
@@ -51,7 +51,7 @@ impl NetworkCore {
             true => self.boost.raise(now_ns),
             false => self.boost.lower(),
         }
-        self.apps.iter_mut().flatten().for_each(|app| app.wake_before_sleep(now_ns));
+        self.wake_coalesced();
         let expiry_ns = self.server.transfers.next_expiry_ns();
         let wake_ns = expiry_ns.map(|expiry_ns| expiry_ns.saturating_sub(now_ns));
         let timeout = timeout_ns.into_iter().chain(wake_ns).map(Duration::from_nanos);
@@ -61,8 +61,12 @@ impl NetworkCore {
             tv_nsec: i64::from(timeout.subsec_nanos()),
         });
         // While receiving is held back, frames stay in the device.
-        let port = self.wake_fds.device.as_ref().filter(|_| !receive_paused).map(AsFd::as_fd);
-        let own = port.into_iter().chain(self.wake_fds.neighbours.as_ref().map(AsFd::as_fd));
+        let device = if receive_paused { &self.wake_fds.paused } else { &self.wake_fds.device };
+        let own = device
+            .as_ref()
+            .map(AsFd::as_fd)
+            .into_iter()
+            .chain(self.wake_fds.neighbours.as_ref().map(AsFd::as_fd));
         let mut fds: Vec<PollFd<'_>> = own
             .chain([self.inbox.bell.as_fd(), self.app_events.as_fd()])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))

@@ -4,6 +4,7 @@
 //! handled by a [`MessageHandler`], so nothing in this folder depends on migration, upgrade or
 //! admission.
 
+mod active_apps;
 mod app_events;
 mod commands;
 pub(super) mod cores;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 
 use tidegate_engine::{CpuContention, PriorityBoost, WakeFds, shorten_time_slice};
 
+use self::active_apps::ActiveApps;
 use self::app_events::AppEvents;
 use self::cores::Cores;
 use self::inbox::Inbox;
@@ -46,6 +48,7 @@ pub(super) struct NetworkCore {
     pub(super) wake_fds: WakeFds,
     pub(super) apps: Vec<Option<Box<Application>>>,
     app_events: AppEvents,
+    active: ActiveApps,
     /// Application that has the first turn in the next round.
     first_turn: usize,
     /// Sockets to poll again: the device was full, the application had written more than one poll
@@ -106,6 +109,7 @@ impl NetworkCore {
             wake_fds,
             apps: Vec::new(),
             app_events: AppEvents::new()?,
+            active: ActiveApps::default(),
             first_turn: 0,
             poll_queue: Vec::new(),
             limits_shares: false,
@@ -155,6 +159,9 @@ impl NetworkCore {
         let received = self.server.engine.poll()?;
         self.measure_load(handler);
         let events = self.handle_events();
+        if self.has_sleeping_apps() {
+            self.collect_app_events();
+        }
         let is_idle = messages + received + events == 0;
         let commands = self.serve_applications(is_idle);
         let looks = self.poll_queued(is_idle && commands == 0);

@@ -3,7 +3,7 @@
 use super::NetworkCore;
 use super::server::SocketServer;
 use crate::daemon::application::{Application, ProtocolError};
-use crate::daemon::ids::{AppNumber, SocketKey};
+use crate::daemon::ids::SocketKey;
 
 impl NetworkCore {
     /// Polls the sockets that the stack has events for. Returns the number of events.
@@ -89,7 +89,10 @@ impl NetworkCore {
             };
             app.recent_work += 1;
             match app.notify_changed(holder.slot) {
-                Ok(()) => at += 1,
+                Ok(()) => {
+                    at += 1;
+                    self.publish_later(holder.app);
+                }
                 // Eviction removes the application from the holders.
                 Err(why) => self.evict(holder.app, why),
             }
@@ -137,16 +140,6 @@ impl NetworkCore {
                 && let Some(Some(app)) = self.apps.get(holder.app as usize)
             {
                 app.connection().run(move |_| gone.slot.discard());
-            }
-        }
-    }
-
-    pub(in crate::daemon) fn notify_applications(&mut self) {
-        let (_, _, now_ns) = self.server.engine.parts();
-        for number in 0..self.apps.len() {
-            let Some(app) = &mut self.apps[number] else { continue };
-            if let Err(why) = app.publish_notifications(now_ns) {
-                self.evict(number as AppNumber, why);
             }
         }
     }

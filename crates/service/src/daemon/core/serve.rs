@@ -14,22 +14,23 @@ impl NetworkCore {
     /// Gives each application its turn. Applications that have used up their share of the core
     /// wait until the core is otherwise idle. Returns the number of commands executed.
     pub(super) fn serve_applications(&mut self, is_idle: bool) -> usize {
-        let count = self.apps.len();
+        let turns = self.active.begin_turns(self.first_turn);
         let (mut total, mut waits) = (0, false);
-        for turn in 0..count {
-            let number = (self.first_turn + turn) % count;
+        for &number in &turns {
             let (_, _, now_ns) = self.server.engine.parts();
-            let Some(app) = &mut self.apps[number] else { continue };
+            let Some(Some(app)) = self.apps.get_mut(number as usize) else { continue };
             if app.cpu_share.paused_until(now_ns).is_some() {
                 waits = true;
             } else {
-                total += self.serve_or_evict(number as AppNumber);
+                total += self.serve_or_evict(number);
             }
         }
         if waits && is_idle && total == 0 {
-            total +=
-                (0..count).map(|number| self.serve_or_evict(number as AppNumber)).sum::<usize>();
+            total += turns.iter().map(|&number| self.serve_or_evict(number)).sum::<usize>();
         }
+        self.active.end_turns(turns);
+        self.let_idle_sleep();
+        let count = self.active.polled();
         self.first_turn =
             self.first_turn.checked_add(1).filter(|&first| first < count).unwrap_or(0);
         total
@@ -55,10 +56,13 @@ impl NetworkCore {
                 if done > 0 {
                     app.commands.release();
                     app.recent_work += done as u64;
-                }
-                if done > 0 && app.cpu_share.is_limited() {
-                    let now_ns = self.server.engine.read_clock();
-                    app.cpu_share.charge(now_ns, now_ns.saturating_sub(began_ns));
+                    app.turn.last_command_ns = began_ns;
+                    if app.cpu_share.is_limited() {
+                        let now_ns = self.server.engine.read_clock();
+                        app.cpu_share.charge(now_ns, now_ns.saturating_sub(began_ns));
+                    }
+                    // The commands were answered.
+                    self.publish_later(number);
                 }
                 return Ok(done);
             };
@@ -94,10 +98,10 @@ impl NetworkCore {
     /// Detaches an application and ends its sockets. Data of sockets it has closed before still
     /// goes out, as far as the stack has space for it.
     pub(in crate::daemon) fn detach(&mut self, number: AppNumber) {
+        self.unwatch(number);
         let Some(mut app) = self.apps.get_mut(number as usize).and_then(Option::take) else {
             return;
         };
-        self.unwatch(&app);
         let all: Vec<SocketKey> = app.sockets().map(|(_, key)| key).collect();
         for key in all {
             let SocketServer { engine, sockets, .. } = &mut self.server;
@@ -152,14 +156,7 @@ impl NetworkCore {
         self.reap_except(None);
     }
 
-    /// Reaps exited applications, so that their ports are free; `exempt` is not checked.
-    pub(in crate::daemon) fn reap_except(&mut self, exempt: Option<AppNumber>) {
-        let all = (0..self.apps.len() as AppNumber).filter(|&number| Some(number) != exempt);
-        self.collect_app_events();
-        all.for_each(|number| self.reap_if_exited(number));
-    }
-
-    fn reap_if_exited(&mut self, number: AppNumber) {
+    pub(super) fn reap_if_exited(&mut self, number: AppNumber) {
         let Some(Some(app)) = self.apps.get(number as usize) else { return };
         if app.has_exited {
             (self.log)(&format!("{} has exited", app.identity));

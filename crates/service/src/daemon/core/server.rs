@@ -89,14 +89,17 @@ impl SocketServer {
         app.slots.remove(holder.slot, socket.slot.is_in(&app.memory));
     }
 
-    /// Closes a socket without other holders. Returns its key if it must be polled.
+    /// Closes a socket without other holders. Returns its key if it must be polled. Received bytes
+    /// that the application has not read reset the connection (RFC 9293 section 3.10.4).
     pub(super) fn close_unshared(&mut self, key: SocketKey, abrupt: bool) -> Option<SocketKey> {
         let socket = self.sockets.get_mut(key)?;
-        if let SocketKind::Stream(stream) = &mut socket.kind
-            && !abrupt
-        {
-            stream.is_closed = true;
-            return Some(key);
+        let mut abrupt = abrupt;
+        if let SocketKind::Stream(stream) = &mut socket.kind {
+            abrupt |= stream.has_unread();
+            if !abrupt {
+                stream.is_closed = true;
+                return Some(key);
+            }
         }
         self.end_socket(key, abrupt);
         None

@@ -15,10 +15,6 @@ use crate::daemon::core::message::{CoreMessage, MigrationBatch};
 use crate::daemon::ids::{AppNumber, SocketKey, StackSocketId};
 use crate::daemon::socket::AppSocket;
 
-/// Maximum rounds in which a core processes frames received before its ports were parked: more
-/// than the rings from the primary core hold.
-const MAX_DRAIN_ROUNDS: usize = 1024;
-
 impl NetworkCore {
     /// Migrates a set of applications to another core.
     pub(super) fn migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<()> {
@@ -33,7 +29,15 @@ impl NetworkCore {
             // `Daemon::stop` reports what is wrong with the primary core.
             return Ok(());
         }
-        self.drain_parked()?;
+        if !self.drain_parked()? {
+            // The stack has no memory for frames that would find their sockets gone: RST.
+            flow_steering.hand_over(
+                self.index,
+                self.index,
+                ports.into_iter().map(|port| (port, 0)),
+            );
+            return Ok(());
+        }
         let (sockets, mut selection) = self.remove_sockets(sockets);
         let keys: Vec<SocketKey> = sockets.iter().map(|(key, _)| *key).collect();
         let transfers = self.server.transfers.extract(&keys);
@@ -63,18 +67,15 @@ impl NetworkCore {
         cores.inbox(to).send(CoreMessage::InsertBatch(Box::new(batch)))
     }
 
-    /// Processes the frames that were received before their ports were parked.
-    fn drain_parked(&mut self) -> io::Result<()> {
-        for _ in 0..MAX_DRAIN_ROUNDS {
-            if self.server.engine.poll()? == 0 {
-                break;
-            }
-        }
+    /// Processes the frames that were received before their ports were parked. Returns false if
+    /// that is not possible now.
+    fn drain_parked(&mut self) -> io::Result<bool> {
+        let is_drained = self.server.engine.drain_passed_frames()?;
         self.handle_events();
         self.notify_applications();
         // The ID of an ended connection may be in use on the other core.
         self.server.release_closed();
-        Ok(())
+        Ok(is_drained)
     }
 
     /// Removes sockets from this core. Also returns their IDs in the stack.
@@ -115,8 +116,8 @@ impl NetworkCore {
         numbers: Vec<AppNumber>,
     ) -> Vec<(AppNumber, Box<Application>)> {
         let mut remove = |number: AppNumber| {
+            self.unwatch(number);
             let app = self.apps.get_mut(number as usize)?.take()?;
-            self.unwatch(&app);
             Some((number, app))
         };
         numbers.into_iter().filter_map(&mut remove).collect()

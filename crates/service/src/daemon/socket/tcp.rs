@@ -7,11 +7,21 @@ use tidegate_stack::{Shutdown, TcpError, TcpState};
 use super::{AppSocket, MAX_POLL_BYTES, PollResult, SocketKind, TcpEndpoint};
 use crate::ipc::status::{SocketState, Status};
 
+impl TcpEndpoint {
+    /// True if the application has not read all bytes that it was given. Invalid indices count as
+    /// unread bytes.
+    pub(in crate::daemon) fn has_unread(&mut self) -> bool {
+        self.to_app.unread() != Ok(0)
+    }
+}
+
 impl AppSocket {
     pub(super) fn poll_stream(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
         let SocketKind::Stream(stream) = &mut self.kind else { return Ok(PollResult::default()) };
         let received =
             !stream.is_closed && receive(stream, engine, || self.slot.poll_on_rx_space.request())?;
+        // Sending would discard the failure, together with the application's bytes.
+        let failure = engine.parts().0.tcp_take_error(stream.id);
         let SendOutcome { taken, has_more } = send(stream, engine)?;
         let id = stream.id;
         let is_done = stream.is_closed && stream.from_app.available()? == 0;
@@ -26,8 +36,8 @@ impl AppSocket {
         // The end of the stream is reported after its last byte.
         let read_closed = readiness.read_closed && stack.tcp_readable(id) == 0;
         let write_closed = readiness.write_closed;
-        if let Some(error) = stack.tcp_take_error(id) {
-            notify |= self.set_error(error.kind());
+        if let Some(failure) = failure {
+            notify |= self.set_error(failure.kind());
         }
         notify |= self.set_status(Status { state, read_closed, write_closed, ..self.status });
         Ok(PollResult { notify, is_done, has_more, ..PollResult::default() })

@@ -1,4 +1,4 @@
-//! Limits of one poll of a socket.
+//! Polls of a socket: their limits, and the failures that they report.
 
 use tidegate_device::mem::{MemConfig, MemDevice, wire};
 use tidegate_engine::{NetConfig, open_sharded};
@@ -94,5 +94,37 @@ fn one_poll_takes_a_limited_number_of_bytes() {
             assert_eq!(socket.payload_bytes().from_app, taken as u64);
             assert_eq!(polled.has_more, taken <= 2 * MAX_POLL_BYTES);
         }
+    }
+}
+
+#[test]
+fn failure_reaches_an_application_whose_bytes_are_unsent() {
+    for family in FAMILIES {
+        let mut testbed = Testbed::new();
+        let own = SocketAddr::new(family.parse().unwrap(), 80);
+        let stack = testbed.engine.parts().0;
+        let small = TcpOptions::default().receive_buffer_bytes(4096).send_buffer_bytes(4096);
+        let listener = stack.tcp_listen(own, 1, small).unwrap();
+        let (stack, arena, now_ns) = testbed.engine.parts();
+        let id = stack.tcp_connect(now_ns, arena, None, own, small).unwrap();
+        while testbed.engine.stack().tcp_acceptable(listener) == 0 {
+            testbed.engine.poll().unwrap();
+        }
+        let peer = testbed.engine.parts().0.tcp_accept(listener).unwrap();
+        let mut socket = AppSocket::stream(&testbed.memory, HANDLE, id).unwrap();
+        let mut writer = testbed.writer(StreamKind::Bytes);
+        writer.write(&vec![7; 1 << 20]).unwrap();
+        writer.publish();
+        socket.poll(&mut testbed.engine).unwrap();
+        assert!(writer.unread().unwrap() > 0, "the connection has taken everything");
+        let (stack, arena, now_ns) = testbed.engine.parts();
+        stack.tcp_abort(now_ns, arena, peer);
+        while testbed.engine.stack().tcp_state(id) != Some(tidegate_stack::TcpState::Closed) {
+            testbed.engine.poll().unwrap();
+        }
+        socket.poll(&mut testbed.engine).unwrap();
+        let Status { state, error, read_closed, .. } = socket.status;
+        assert_eq!(error, Some(io::ErrorKind::ConnectionReset));
+        assert_eq!((state, read_closed), (SocketState::Over, true));
     }
 }

@@ -3,8 +3,9 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use tidegate_engine::BoundPort;
+
 use super::table::FdCookie;
-use crate::daemon::application::BoundPort;
 use crate::daemon::workers::AppFd;
 use crate::ipc::handshake::{Shard, TransferOperation};
 use crate::ipc::takeover_token::TakeoverToken;

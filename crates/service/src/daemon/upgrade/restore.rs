@@ -125,7 +125,7 @@ pub(in crate::daemon) fn restore(
                 descriptors.next().ok_or(InvalidSnapshot("a connection is missing"))?;
             let memory = memory(saved.memory)?.clone();
             let connection = AppFd::new(connection, saved.identity.uid, workers);
-            let app = Application::restore(saved, memory, connection, settings)?;
+            let app = Application::restore(saved, memory, connection, &settings)?;
             Ok(Some(Box::new(app)))
         })
         .collect::<io::Result<_>>()?;

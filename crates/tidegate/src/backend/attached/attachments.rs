@@ -2,10 +2,11 @@
 //! once the application opens a sharded socket.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::event::epoll;
+use tidegate_memory::OwnFd;
 use tidegate_service::Handle;
 use tidegate_service::attachment::{Attachment, SocketType};
 
@@ -21,7 +22,7 @@ pub(super) struct Attachments {
     /// Upper limit of attachments.
     max: usize,
     /// Readable when one of the attachments is.
-    wake_fd: Arc<OwnedFd>,
+    wake_fd: Arc<OwnFd>,
     /// The daemon refused another attachment: the number stays as it is.
     is_attach_refused: bool,
     /// Index of the attachment that opened a socket last, for round robin.
@@ -54,7 +55,7 @@ impl Attachments {
             _ => epoll::create(epoll::CreateFlags::CLOEXEC)?,
         };
         let attachments =
-            Self { all, max, wake_fd: Arc::new(wake_fd), is_attach_refused: false, next: 0 };
+            Self { all, max, wake_fd: Arc::new(wake_fd.into()), is_attach_refused: false, next: 0 };
         if max > 1 {
             attachments.all.iter().try_for_each(|attachment| attachments.watch(attachment))?;
         }
@@ -68,7 +69,7 @@ impl Attachments {
 
     /// Descriptor that is readable when the daemon has sent a notification. A thread sleeps on
     /// it while other threads hold the rest.
-    pub(super) fn wake_fd(&self) -> &Arc<OwnedFd> {
+    pub(super) fn wake_fd(&self) -> &Arc<OwnFd> {
         &self.wake_fd
     }
 
@@ -205,7 +206,7 @@ impl Attachments {
         if let Some(wake_fd) =
             self.all.first().and_then(|attachment| attachment.as_fd().try_clone_to_owned().ok())
         {
-            self.wake_fd = Arc::new(wake_fd);
+            self.wake_fd = Arc::new(wake_fd.into());
         }
     }
 }

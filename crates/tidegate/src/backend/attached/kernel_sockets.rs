@@ -3,16 +3,17 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::net::getsockname;
+use tidegate_memory::OwnFd;
 
 /// Most kernel sockets kept; older ones are dropped.
 const MAX_KERNEL_SOCKETS: usize = 64;
 
 /// Kernel sockets by local address, until the attachments that get their ports are known.
 #[derive(Default)]
-pub(super) struct KernelSockets(VecDeque<(SocketAddr, OwnedFd)>);
+pub(super) struct KernelSockets(VecDeque<(SocketAddr, OwnFd)>);
 
 impl KernelSockets {
     /// Keeps a copy of `fd`.
@@ -22,7 +23,7 @@ impl KernelSockets {
     pub(super) fn insert(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let bound = getsockname(fd)?;
         let local = SocketAddr::try_from(bound).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let descriptor = fd.try_clone_to_owned()?;
+        let descriptor = OwnFd::from(fd.try_clone_to_owned()?);
         if self.0.len() == MAX_KERNEL_SOCKETS {
             self.0.pop_front();
         }
@@ -31,8 +32,8 @@ impl KernelSockets {
     }
 
     /// Removes and returns the kernel socket that is bound to `local`.
-    pub(super) fn take(&mut self, local: SocketAddr) -> Option<OwnedFd> {
-        let matches = |(held, _): &(SocketAddr, OwnedFd)| {
+    pub(super) fn take(&mut self, local: SocketAddr) -> Option<OwnFd> {
+        let matches = |(held, _): &(SocketAddr, OwnFd)| {
             held.port() == local.port() && held.ip().to_canonical() == local.ip().to_canonical()
         };
         let index = self.0.iter().position(matches)?;

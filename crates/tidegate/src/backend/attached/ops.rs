@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tidegate_engine::PortClaim;
+use tidegate_memory::OwnFd;
 use tidegate_service::attachment::{Attachment, ReceivedDatagram};
 use tidegate_service::{Handle, Shard, ShareGroupId, SocketState};
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
@@ -33,7 +34,7 @@ fn without_claim<I>(id: I) -> NewSocket<I> {
 
 /// Reserves a port by the kernel socket that the application has bound to it, before an
 /// attachment listens there.
-fn reserve_port(attachment: &mut Attachment, kernel_socket: Option<&OwnedFd>, part: Shard) {
+fn reserve_port(attachment: &mut Attachment, kernel_socket: Option<&OwnFd>, part: Shard) {
     if let Some(held) = kernel_socket {
         // Without the right to attach, the application keeps the kernel port by itself.
         let _ = attachment.reserve_port(part, held.as_fd());
@@ -322,6 +323,8 @@ impl SocketOps for AttachedCore {
         write: &mut dyn FnMut(&mut [u8]) -> usize,
     ) -> OpResult<usize> {
         let (attachment, socket) = self.attachments.attachment_of(id.to_bits())?;
+        // Returns the error of an ended connection.
+        attachment.send(socket, &[])?;
         let space = attachment.writable_bytes(socket)?.min(limit).min(MAX_COPY_BYTES);
         if space == 0 && limit > 0 {
             return Err(OpError::WouldBlock);

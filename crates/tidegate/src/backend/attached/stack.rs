@@ -173,7 +173,7 @@ impl AttachedStack {
     /// Copy of the descriptor that is readable when the daemon has sent a notification.
     #[cfg(feature = "tokio")]
     pub(crate) fn wake_fd(&self) -> io::Result<std::os::fd::OwnedFd> {
-        self.lock().attachments.wake_fd().try_clone()
+        self.lock().attachments.wake_fd().as_fd().try_clone_to_owned()
     }
 
     fn now_ns(&self) -> u64 {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use tidegate_device::steering::TransportProtocol;
-use tidegate_engine::PortClaim;
+use tidegate_engine::{KernelPort, PortClaim};
 use tidegate_stack::{
     Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpState, UdpId, UdpOptions,
 };
@@ -24,6 +24,17 @@ impl EmbeddedCore {
     /// Returns a port to the kernel, if no other socket uses it.
     fn release(&mut self, claim: Option<Arc<PortClaim>>) {
         self.claims.release(self.engine.device(), claim);
+    }
+
+    /// Receives what has arrived at the device: data of the connection counts as unread then, as at
+    /// the kernel, and resets the connection (RFC 9293 section 3.10.4).
+    fn receive_before_close(&mut self, id: TcpId) {
+        let stack = self.engine.stack();
+        let may_receive = !stack.tcp_readiness(id).read_closed && stack.tcp_readable(id) == 0;
+        if may_receive && self.failure.is_none() {
+            // A device error is reported to the next call.
+            let _ = self.run();
+        }
     }
 
     /// Wakes another waiting thread if more datagrams are queued.
@@ -107,7 +118,8 @@ impl SocketOps for EmbeddedCore {
         options: TcpOptions,
     ) -> io::Result<NewSocket<TcpListenerId>> {
         let (device, dual) = (self.engine.device(), options.dual_stack);
-        let claim = self.claims.claim(device, TransportProtocol::Tcp, local, dual, None)?;
+        let claim =
+            self.claims.claim(device, TransportProtocol::Tcp, local, dual, KernelPort::Own)?;
         let local = claim.as_ref().map_or(local, |claim| claim.local());
         let (stack, _, _) = self.engine.parts();
         match stack.tcp_listen(local, backlog, options) {
@@ -151,7 +163,8 @@ impl SocketOps for EmbeddedCore {
         remote: SocketAddr,
         options: TcpOptions,
     ) -> io::Result<NewSocket<TcpId>> {
-        let claim = self.claims.claim_for_peer(self.engine.device(), local, remote, None)?;
+        let device = self.engine.device();
+        let claim = self.claims.claim_for_peer(device, local, remote, KernelPort::Own)?;
         let local = claim.as_ref().map(|claim| claim.local()).or(local);
         let now_ns = self.engine.read_clock();
         let (stack, arena, _) = self.engine.parts();
@@ -255,6 +268,9 @@ impl SocketOps for EmbeddedCore {
     fn tcp_close(&mut self, id: TcpId, reset_on_close: bool, claim: Option<Arc<PortClaim>>) {
         self.poll_sets.forget(SocketId::Stream(id));
         self.tasks.forget(SocketId::Stream(id));
+        if !reset_on_close {
+            self.receive_before_close(id);
+        }
         let now_ns = self.engine.read_clock();
         let (stack, arena, _) = self.engine.parts();
         match reset_on_close {
@@ -268,9 +284,9 @@ impl SocketOps for EmbeddedCore {
         let (stack, _, _) = self.engine.parts();
         let id = stack.udp_bind(local, options)?;
         let local = stack.udp_local_addr(id).unwrap_or(local);
-        let device = self.engine.device();
+        let (device, dual) = (self.engine.device(), options.dual_stack);
         let claimed =
-            self.claims.claim(device, TransportProtocol::Udp, local, options.dual_stack, None);
+            self.claims.claim(device, TransportProtocol::Udp, local, dual, KernelPort::Own);
         let claim = claimed.inspect_err(|_| {
             let (stack, arena, _) = self.engine.parts();
             stack.udp_close(id, arena);
