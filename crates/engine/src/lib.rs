@@ -30,6 +30,7 @@ mod open_device;
 mod prepared;
 mod pressure;
 mod priority;
+mod reconfigure;
 mod sharded;
 mod sys;
 

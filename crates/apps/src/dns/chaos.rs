@@ -1,5 +1,5 @@
-//! What the server tells about itself: version and identity, in class CH (RFC 4892) and in the
-//! EDNS option NSID (RFC 5001).
+//! Version and identity of the server, for questions in class CH (RFC 4892) and for the EDNS option
+//! NSID (RFC 5001).
 
 use super::message::rtype;
 

@@ -1,4 +1,4 @@
-//! Everything that a server answers from, replaced as a whole while threads serve.
+//! Zones and settings of a server, replaced as a whole while threads serve.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,7 +57,8 @@ impl Publication {
         self.version.load(Ordering::Acquire)
     }
 
-    /// What is served now, with its version; `None` while it is being replaced. Never blocks.
+    /// Zones and settings in force, with their version; `None` while these are being replaced.
+    /// Never blocks.
     pub(super) fn try_get(&self) -> Option<(u64, Arc<Served>)> {
         let current = self.current.try_lock().ok()?;
         Some((self.version(), Arc::clone(&current)))
@@ -67,7 +68,7 @@ impl Publication {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces what is served; returns the former.
+    /// Replaces the zones and settings in force; returns the former.
     fn publish(&self, served: Arc<Served>) -> Arc<Served> {
         let mut current = self.lock();
         self.version.fetch_add(1, Ordering::Release);

@@ -265,7 +265,7 @@ fn reply_opt<'a>(served: &Served, query: &Query<'_>, options: &'a [u8]) -> Optio
 
 /// Adds the options of the reply that the options of the query ask for. Returns true if a cookie
 /// proves the client's address.
-#[cold]
+#[inline(never)]
 fn add_options(
     served: &Served,
     query: &Query<'_>,

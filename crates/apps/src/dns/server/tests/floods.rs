@@ -198,7 +198,7 @@ fn malformed_cookies_are_format_errors() {
 }
 
 #[test]
-fn tells_identity_by_nsid_and_in_class_chaos() {
+fn reports_identity_by_nsid_and_in_class_chaos() {
     let mut server = default_server();
     server.start_batch(&|| START_NS);
     let www = question("www.example", Rtype::A);
