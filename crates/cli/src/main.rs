@@ -1,5 +1,8 @@
 //! The `tidegate` command-line program.
 
+// A reader of the output may go at any time: see `output`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod choices;
 mod config;
 mod control;
@@ -11,7 +14,9 @@ mod guard;
 mod host;
 mod lab;
 mod load;
+mod output;
 mod process;
+mod reload;
 mod report;
 mod router;
 mod run;
@@ -24,6 +29,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use crate::output::{OutputClosed, log};
 
 /// Error that ends a command: printed once to standard error, exit code 1.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -99,8 +106,9 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("tidegate: {error}");
+            log(format_args!("tidegate: {error}"));
             ExitCode::FAILURE
         }
     }

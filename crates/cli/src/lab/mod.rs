@@ -24,9 +24,12 @@ mod tcp;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use tidegate_lab::Experiment;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tidegate_lab::{Experiment, netns};
 
 use crate::Failure;
+use crate::output::print;
 
 /// Experiments.
 #[derive(Subcommand)]
@@ -114,8 +117,23 @@ pub(crate) enum Lab {
     PapersLivelock(papers_livelock::PapersLivelockLab),
 }
 
+/// Removes the namespaces of this process, with the processes in them, when SIGINT, SIGTERM or
+/// SIGHUP ends an experiment.
+pub(crate) fn clean_up_on_signal() -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            netns::remove_own();
+            // As a shell reports a command that a signal has ended.
+            std::process::exit(128 + signal);
+        }
+    })?;
+    Ok(())
+}
+
 impl Lab {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        clean_up_on_signal()?;
         match self {
             Lab::Dns(lab) => lab.run(),
             Lab::EchoCost(lab) => lab.run(),
@@ -211,16 +229,16 @@ impl Output {
     /// Prints the result as text, and writes it as JSON when asked to.
     pub(crate) fn write(&self, result: &Experiment) -> Result<(), Failure> {
         let Some(path) = &self.json else {
-            print!("{result}");
+            print(format_args!("{result}"))?;
             return Ok(());
         };
         let text = serde_json::to_string_pretty(result)? + "\n";
         if path.as_os_str() == "-" {
-            print!("{text}");
+            print(format_args!("{text}"))?;
             return Ok(());
         }
         std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
-        print!("{result}");
+        print(format_args!("{result}"))?;
         Ok(())
     }
 }
