@@ -18,9 +18,10 @@ pub(crate) struct Demo {
 
 impl Demo {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        clean_up_on_signal()?;
-        let config = DemoConfig { seconds: self.seconds, ..DemoConfig::default() };
-        let result = demo::run(&config)?;
-        self.output.write(&result)
+        clean_up_on_signal(|| {
+            let config = DemoConfig { seconds: self.seconds, ..DemoConfig::default() };
+            let result = demo::run(&config)?;
+            self.output.write(&result)
+        })
     }
 }

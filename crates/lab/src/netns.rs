@@ -94,10 +94,11 @@ pub fn remove_stale() -> Result<Vec<String>, LabError> {
 }
 
 /// Ends the processes in the namespaces of this process, and deletes these namespaces. For a
-/// process that is about to end without dropping its [`Namespace`]s.
-pub fn remove_own() {
-    let Ok(entries) = fs::read_dir(NETNS_FOLDER) else { return };
-    let own = std::process::id();
+/// process that is about to end without dropping its [`Namespace`]s. Returns the number of
+/// namespaces deleted.
+pub fn remove_own() -> usize {
+    let Ok(entries) = fs::read_dir(NETNS_FOLDER) else { return 0 };
+    let (own, mut deleted) = (std::process::id(), 0);
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     for name in names.filter(|name| owner_pid(name) == Some(own)) {
         let pids = ip(&["netns", "pids", &name]).unwrap_or_default();
@@ -108,8 +109,9 @@ pub fn remove_own() {
             let _ = kill_process(pid, Signal::KILL);
         }
         // `remove_stale` tries again at the next start.
-        let _ = ip(&["netns", "del", &name]);
+        deleted += usize::from(ip(&["netns", "del", &name]).is_ok());
     }
+    deleted
 }
 
 /// Id of the process that created the namespace `name`; `None` for names of another form.

@@ -22,6 +22,8 @@ mod sweep;
 mod tcp;
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -117,23 +119,37 @@ pub(crate) enum Lab {
     PapersLivelock(papers_livelock::PapersLivelockLab),
 }
 
-/// Removes the namespaces of this process, with the processes in them, when SIGINT, SIGTERM or
-/// SIGHUP ends an experiment.
-pub(crate) fn clean_up_on_signal() -> std::io::Result<()> {
+/// Does `work`. SIGINT, SIGTERM and SIGHUP end the process before, without its namespaces and the
+/// processes in them.
+pub(crate) fn clean_up_on_signal(
+    work: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let is_ending = Arc::new(AtomicBool::new(false));
+    let ending = Arc::clone(&is_ending);
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         if let Some(signal) = signals.forever().next() {
-            netns::remove_own();
+            ending.store(true, Ordering::Release);
+            // The experiment may still create some.
+            while netns::remove_own() > 0 {}
             // As a shell reports a command that a signal has ended.
             std::process::exit(128 + signal);
         }
     })?;
-    Ok(())
+    let result = work();
+    while is_ending.load(Ordering::Acquire) {
+        // The experiment fails without its namespaces. The other thread ends the process.
+        std::thread::park();
+    }
+    result
 }
 
 impl Lab {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        clean_up_on_signal()?;
+        clean_up_on_signal(|| self.run_experiment())
+    }
+
+    fn run_experiment(self) -> Result<(), Failure> {
         match self {
             Lab::Dns(lab) => lab.run(),
             Lab::EchoCost(lab) => lab.run(),
