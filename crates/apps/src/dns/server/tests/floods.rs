@@ -53,10 +53,13 @@ fn flood(
     (bytes_in, bytes_out)
 }
 
+/// Question of a query by its number.
+type MakeQuestion = fn(u64) -> Question;
+
 /// A victim whose address is forged gets at most as many bytes as the attacker sends.
 #[test]
 fn spoofed_floods_are_not_amplified() {
-    let floods: [(&str, fn(u64) -> Question); 5] = [
+    let floods: [(&str, MakeQuestion); 5] = [
         ("one name", |_| question("www.example", Rtype::A)),
         ("random names", |index| question(&format!("x{index}.nothing.example"), Rtype::A)),
         ("random names of a wildcard", |index| question(&format!("x{index}.w.example"), Rtype::A)),
@@ -136,7 +139,7 @@ fn cookie_option(cookie: &[u8]) -> Vec<u8> {
 }
 
 /// Options of the OPT record at the end of a reply, after its front of 11 bytes.
-fn reply_options<'a>(reply: &'a [u8], options_len: usize) -> &'a [u8] {
+fn reply_options(reply: &[u8], options_len: usize) -> &[u8] {
     let (front, options) = reply.split_at(reply.len() - options_len);
     assert_eq!(front.last_chunk::<2>(), Some(&(options_len as u16).to_be_bytes()));
     options
