@@ -17,7 +17,12 @@ const MAX_UDP_BYTES: usize = 1232;
 pub fn server(folder: &Path) -> DnsServer {
     let zones = ["varied.zone", "child.varied.zone"]
         .map(|file| ZoneSource { origin: None, path: folder.join(file) });
-    let config = DnsConfig { zones: zones.into(), max_udp_bytes: MAX_UDP_BYTES, hash_seed: 1 };
+    let config = DnsConfig {
+        zones: zones.into(),
+        max_udp_bytes: MAX_UDP_BYTES,
+        hash_seed: 1,
+        ..DnsConfig::default()
+    };
     DnsServer::load(&config).expect("the test zones load")
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tidegate::{DatagramMeta, Net, Poll, TcpListener, Token, UdpSocket};
 
 use crate::messages::MessageServer;
+use crate::responder::unix_time_ns;
 use crate::{MessageLimits, Responder, ServeCounters};
 
 /// Requests received per batch from a stack that has its own threads.
@@ -84,6 +85,7 @@ pub fn serve_udp_and_tcp(
     let mut ready = Vec::with_capacity(sockets.len());
     let mut batch_buffers = net.has_threads().then(BatchBuffers::new);
     while !stop.load(Ordering::Relaxed) {
+        responder.start_batch(&unix_time_ns);
         let mut served = 0;
         for socket in sockets {
             served += match &mut batch_buffers {

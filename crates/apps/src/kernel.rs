@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
+use crate::responder::unix_time_ns;
 use crate::{Responder, ServeCounters};
 use sys::Batch;
 
@@ -160,6 +161,7 @@ pub fn serve_kernel(
     let mut polled: Vec<PollFd<'_>> =
         sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
     while !stop.load(Ordering::Relaxed) {
+        responder.start_batch(&unix_time_ns);
         let mut served = 0;
         for socket in sockets {
             served += serve_batch(socket, responder, &mut batch, counters)?;

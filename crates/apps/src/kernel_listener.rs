@@ -15,6 +15,18 @@ const BACKLOG: i32 = 4096;
 /// # Errors
 /// When the address cannot be bound or listened on.
 pub(crate) fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    try_listen_on(address).map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::AddrInUse => ": another program listens there; `ss -tlnp` shows it",
+            io::ErrorKind::AddrNotAvailable => ": the kernel does not have this address",
+            io::ErrorKind::PermissionDenied => ": a port below 1024 needs CAP_NET_BIND_SERVICE",
+            _ => "",
+        };
+        io::Error::new(error.kind(), format!("cannot listen on {address}: {error}{hint}"))
+    })
+}
+
+fn try_listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tidegate::{ReadersConfig, UdpReader, UdpReaders, UdpSocket, wait_readable};
 
 use crate::kernel::{KernelError, KernelSocket, serve_kernel};
+use crate::responder::unix_time_ns;
 use crate::{Responder, ServeCounters};
 
 /// Interval at which an idle thread checks the stop flag.
@@ -49,6 +50,7 @@ fn serve(
 ) -> io::Result<()> {
     readers.iter_mut().for_each(|reader| reader.set_nonblocking(true));
     while !stop.load(Ordering::Relaxed) {
+        responder.start_batch(&unix_time_ns);
         let mut served = false;
         for reader in &mut *readers {
             let mut replies = 0;

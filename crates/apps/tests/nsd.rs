@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use tidegate_apps::ServeCounters;
 use tidegate_apps::dns::synthetic::{Question, SyntheticZone};
-use tidegate_apps::dns::{DnsConfig, DnsServer, Name, ZoneSource, compare};
+use tidegate_apps::dns::{
+    CookieSecret, DnsConfig, DnsServer, Name, ServerIdentity, ZoneSource, compare,
+};
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 
 const LOOPBACKS: [&str; 2] = ["127.0.0.1", "::1"];
@@ -22,6 +24,14 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// Zone with every kind of record and name that a lookup can meet.
 const VARIED_ZONE: &str = include_str!("zones/varied.zone");
+/// Zone with each record type that the scanner of the crate `domain` does not know, and the file
+/// that the zone includes.
+const TYPES_ZONE: &str = include_str!("zones/types.zone");
+const TYPES_INCLUDED: &str = include_str!("zones/types.included");
+
+/// Cookie secret of both servers.
+const COOKIE_SECRET: &str = "e5e973e5a6b2a43f48e7dc849e37bfcf";
+
 /// Child zone of the varied zone, served by the same server.
 const CHILD_ZONE: &str = include_str!("zones/child.varied.zone");
 
@@ -50,7 +60,9 @@ impl Nsd {
             "server:\n ip-address: 127.0.0.1@{port}\n ip-address: ::1@{port}\n server-count: 1\n \
              username: \"\"\n chroot: \"\"\n zonesdir: \"{}\"\n database: \"\"\n \
              zonelistfile: \"{}\"\n pidfile: \"{}\"\n xfrdfile: \"{}\"\n xfrdir: \"{}\"\n \
-             logfile: \"{}\"\n refuse-any: no\n rrl-ratelimit: 0\n rrl-whitelist-ratelimit: 0\n\
+             logfile: \"{}\"\n refuse-any: no\n rrl-ratelimit: 0\n rrl-whitelist-ratelimit: 0\n \
+             identity: \"ns1.lab\"\n nsid: \"ascii_ns1.lab\"\n version: \"tidegate 1\"\n \
+             answer-cookie: yes\n cookie-secret: \"{COOKIE_SECRET}\"\n\
              remote-control:\n control-enable: no\n",
             folder.display(),
             path_of("zone.list"),
@@ -188,7 +200,13 @@ impl ServerPair {
                 path: path.clone(),
             })
             .collect();
-        let config = DnsConfig { zones, hash_seed: 42, ..DnsConfig::default() };
+        let config = DnsConfig {
+            zones,
+            hash_seed: 42,
+            cookie_secrets: vec![CookieSecret::from_hex(COOKIE_SECRET).unwrap()],
+            identity: ServerIdentity::new(Some("tidegate 1"), Some("ns1.lab")).unwrap(),
+            ..DnsConfig::default()
+        };
         let tidegate = TidegateServer::start(DnsServer::load(&config).unwrap());
         let timeout = Duration::from_secs(10);
         Some(ServerPair {
@@ -202,6 +220,14 @@ impl ServerPair {
 
     /// Queries both servers, alternating between IPv4 and IPv6, and records a difference.
     fn compare_replies(&mut self, what: &str, message: &[u8]) {
+        let [expected, got] = self.replies(what, message);
+        if let Err(difference) = compare(&expected, &got) {
+            self.differences.push(format!("{what}: {difference}"));
+        }
+    }
+
+    /// Replies of NSD and of Tidegate, from IPv4 and IPv6 in turn.
+    fn replies(&mut self, what: &str, message: &[u8]) -> [Vec<u8>; 2] {
         let family = self.queries % 2;
         self.queries += 1;
         let mut replies = [vec![0; 65_535], vec![0; 65_535]];
@@ -212,9 +238,7 @@ impl ServerPair {
             let len = socket.recv(reply).unwrap_or_else(|error| panic!("{what}: {error}"));
             reply.truncate(len);
         }
-        if let Err(difference) = compare(&replies[0], &replies[1]) {
-            self.differences.push(format!("{what}: {difference}"));
-        }
+        replies
     }
 
     fn compare_question(&mut self, question: &Question, edns_bytes: Option<u16>) {
@@ -267,6 +291,112 @@ fn answers_match_nsd_for_a_synthetic_zone() {
     for index in 0..9000 {
         let edns_bytes = EDNS_SIZES[index as usize % EDNS_SIZES.len()];
         pair.compare_question(&zone.question(index), edns_bytes);
+    }
+    pair.assert_same_answers();
+}
+
+/// Record types that few servers know, by number, with names that have them.
+const RARE_TYPES: [(u16, &[&str]); 28] = [
+    (11, &["wks"]),
+    (18, &["afsdb"]),
+    (19, &["x25"]),
+    (20, &["isdn", "isdn1"]),
+    (21, &["rt"]),
+    (22, &["nsap"]),
+    (24, &["sig"]),
+    (25, &["key"]),
+    (26, &["px"]),
+    (29, &["loc", "loc1", "loc2", "generic"]),
+    (30, &["nxt"]),
+    (36, &["kx"]),
+    (37, &["cert", "cert1"]),
+    (42, &["apl"]),
+    (49, &["dhcid"]),
+    (53, &["smimea"]),
+    (62, &["csync"]),
+    (99, &["spf"]),
+    (104, &["nid"]),
+    (105, &["l32"]),
+    (106, &["l64"]),
+    (107, &["lp"]),
+    (108, &["eui48", "generic"]),
+    (109, &["eui64"]),
+    (256, &["uri"]),
+    (258, &["avc"]),
+    (32769, &["dlv"]),
+    (12345, &["generic"]),
+];
+
+#[test]
+fn rare_record_types_are_answered_like_nsd() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("types.included"), TYPES_INCLUDED).unwrap();
+    let Some(mut pair) = ServerPair::start(folder.path(), &[("types.test", TYPES_ZONE)]) else {
+        return;
+    };
+    let plain = [(1, &["generic", "host.inc"][..]), (16, &["inc"])];
+    for (rtype, names) in RARE_TYPES.into_iter().chain(plain) {
+        for name in names {
+            let name = Name::from_text(&format!("{name}.types.test")).unwrap();
+            // Once in each address family.
+            for edns_bytes in [None, Some(1232)] {
+                let question = Question { name: name.clone(), rtype };
+                let message = question.to_message(7, edns_bytes);
+                let [expected, got] = pair.replies(&question.to_string(), &message);
+                assert_eq!((got[3] & 15, got[6..8].to_vec()), (0, expected[6..8].to_vec()));
+                assert_ne!(got[7], 0, "{question} has no answer");
+                if let Err(difference) = compare(&expected, &got) {
+                    pair.differences.push(format!("{question}: {difference}"));
+                }
+            }
+        }
+    }
+    pair.assert_same_answers();
+}
+
+/// Servers of one address with one secret accept each other's cookies (RFC 9018), and tell
+/// identity and version alike.
+#[test]
+fn cookies_and_identity_are_those_of_nsd() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut pair) = ServerPair::start(folder.path(), &[("varied.test", VARIED_ZONE)]) else {
+        return;
+    };
+    let www = Question { name: Name::from_text("www.varied.test").unwrap(), rtype: 1 };
+    let with_options = |options: &[u8]| {
+        let mut message = www.to_message(7, Some(1232));
+        let len_at = message.len() - 2;
+        message[len_at..].copy_from_slice(&(options.len() as u16).to_be_bytes());
+        message.extend_from_slice(options);
+        message
+    };
+    for _family in 0..2 {
+        let option = |reply: &[u8]| reply[reply.len() - 28..].to_vec();
+        let new_client = with_options(b"\0\x0a\0\x08clientck");
+        let [nsd, tidegate] = pair.replies("a new client", &new_client).map(|reply| option(&reply));
+        assert_eq!(nsd[..16], tidegate[..16]);
+        pair.queries -= 1;
+        // Made within the same second, the cookies are equal; a little later both are valid.
+        for cookie in [nsd, tidegate] {
+            let replies = pair.replies("a known client", &with_options(&cookie));
+            pair.queries -= 1;
+            for reply in replies {
+                assert_eq!(option(&reply), cookie);
+            }
+        }
+        let replies = pair.replies("NSID", &with_options(b"\0\x03\0\0"));
+        pair.queries -= 1;
+        assert!(replies.iter().all(|reply| reply.ends_with(b"\0\x03\0\x07ns1.lab")));
+        pair.compare_replies("a malformed cookie", &with_options(b"\0\x0a\0\x03abc"));
+    }
+    for name in ["version.bind", "version.server", "id.server", "hostname.bind", "authors.bind"] {
+        for rtype in [16, 255, 1] {
+            let question = Question { name: Name::from_text(name).unwrap(), rtype };
+            let mut message = question.to_message(7, None);
+            *message.last_mut().unwrap() = 3;
+            pair.compare_replies(&format!("{question} in CH"), &message);
+            pair.compare_replies(&format!("{question} in CH"), &message);
+        }
     }
     pair.assert_same_answers();
 }

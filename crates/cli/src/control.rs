@@ -16,10 +16,11 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tidegate::Net;
-use tidegate::gate::{Config, Settings};
+use tidegate::gate::{Config, Settings, admission};
 use tidegate_service::daemon::{Controls, GateState};
 
 use crate::Failure;
+use crate::output::{print, print_line};
 use crate::report;
 
 /// Read and write timeout of both ends of the control socket.
@@ -84,17 +85,17 @@ impl Ctl {
         match response {
             Response::Refused(reason) => Err(reason.into()),
             response if self.json => {
-                println!("{}", serde_json::to_string(&response)?);
+                print_line!("{}", serde_json::to_string(&response)?)?;
                 Ok(())
             }
             Response::Done => Ok(()),
             Response::Gate { settings, counters, classes } => {
-                print!("{}", toml::to_string(&settings)?);
+                print(format_args!("{}", toml::to_string(&settings)?))?;
                 for (name, value) in counters.as_object().into_iter().flatten() {
-                    println!("# {name} = {value}");
+                    print_line!("# {name} = {value}")?;
                 }
                 for (name, class) in classes.as_object().into_iter().flatten() {
-                    println!("# class {name}: {class}");
+                    print_line!("# class {name}: {class}")?;
                 }
                 Ok(())
             }
@@ -136,6 +137,9 @@ pub(crate) trait Controllable: Send + 'static {
     /// counters.
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState>;
 
+    /// Enables admission control, or replaces its configuration.
+    fn set_admission(&self, classes: &admission::Config) -> io::Result<()>;
+
     /// Migrates the application with process id `pid` to network core `core`.
     fn move_process(&self, pid: u32, core: usize) -> io::Result<()>;
 }
@@ -151,6 +155,10 @@ impl Controllable for Net {
         })
     }
 
+    fn set_admission(&self, classes: &admission::Config) -> io::Result<()> {
+        Net::set_admission(self, classes)
+    }
+
     fn move_process(&self, _: u32, _: usize) -> io::Result<()> {
         let reason =
             "a server without the daemon has one network core: use --move only with the daemon";
@@ -161,6 +169,10 @@ impl Controllable for Net {
 impl Controllable for Controls {
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
         Controls::gate(self, settings)
+    }
+
+    fn set_admission(&self, classes: &admission::Config) -> io::Result<()> {
+        Controls::set_admission(self, classes)
     }
 
     fn move_process(&self, pid: u32, core: usize) -> io::Result<()> {

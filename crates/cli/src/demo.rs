@@ -4,7 +4,7 @@ use clap::Args;
 use tidegate_lab::demo::{self, DemoConfig};
 
 use crate::Failure;
-use crate::lab::Output;
+use crate::lab::{Output, clean_up_on_signal};
 
 /// Flags of `demo`.
 #[derive(Args)]
@@ -18,8 +18,10 @@ pub(crate) struct Demo {
 
 impl Demo {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let config = DemoConfig { seconds: self.seconds, ..DemoConfig::default() };
-        let result = demo::run(&config)?;
-        self.output.write(&result)
+        clean_up_on_signal(|| {
+            let config = DemoConfig { seconds: self.seconds, ..DemoConfig::default() };
+            let result = demo::run(&config)?;
+            self.output.write(&result)
+        })
     }
 }

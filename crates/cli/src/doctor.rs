@@ -15,6 +15,7 @@ use tidegate_device::netlink::{self, Interface};
 use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::DaemonReport;
 
+use crate::output::print_line;
 use crate::{Failure, run};
 
 /// Recommended minimum of file descriptors per process. Each connection of a daemon or of an
@@ -85,7 +86,7 @@ impl Doctor {
             check_interface(interface, &mut findings)?;
         }
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&findings)?);
+            print_line!("{}", serde_json::to_string_pretty(&findings)?)?;
             return Ok(());
         }
         for finding in &findings {
@@ -94,9 +95,9 @@ impl Doctor {
                 Verdict::Fair => "fair",
                 Verdict::Missing => "NO  ",
             };
-            println!("{mark} {:<12} {}", finding.subject, finding.what);
+            print_line!("{mark} {:<12} {}", finding.subject, finding.what)?;
             if let Some(remedy) = &finding.remedy {
-                println!("     {:<12} -> {remedy}", "");
+                print_line!("     {:<12} -> {remedy}", "")?;
             }
         }
         Ok(())

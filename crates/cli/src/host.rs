@@ -1,6 +1,7 @@
 //! Network options of a server: the flags that the servers and the daemon share.
 
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -48,6 +49,30 @@ impl fmt::Display for IoKind {
     }
 }
 
+/// Address of a stack with the prefix length of its network. Without the prefix length no peer
+/// would be a neighbour, and no reply would have a way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OwnAddress(IpCidr);
+
+impl FromStr for OwnAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let address: IpCidr = text.parse().map_err(|error| format!("{error}"))?;
+        if text.contains('/') {
+            return Ok(Self(address));
+        }
+        let bits = if address.address().is_ipv4() { 24 } else { 64 };
+        Err(format!("the prefix length of its network is missing: give it as {text}/{bits}"))
+    }
+}
+
+impl fmt::Display for OwnAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Section `[host]`.
 #[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -68,7 +93,7 @@ pub(crate) struct HostOptions {
     iface: Option<String>,
     /// IP address of the stack, with its prefix length; may be repeated
     #[arg(long, short, value_name = "ADDRESS/BITS")]
-    address: Vec<AsText<IpCidr>>,
+    address: Vec<AsText<OwnAddress>>,
     /// Share the host's IP addresses; only the served ports are redirected
     #[arg(long, conflicts_with_all = ["address", "gateway", "route", "mac"])]
     shared: bool,
@@ -162,7 +187,8 @@ impl HostOptions {
     pub(crate) fn wildcard_addresses(&self, port: u16) -> Vec<SocketAddr> {
         let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
         let has = |family: IpAddr| {
-            let is_family = |own: &AsText<IpCidr>| own.0.address().is_ipv4() == family.is_ipv4();
+            let is_family =
+                |own: &AsText<OwnAddress>| own.0.0.address().is_ipv4() == family.is_ipv4();
             self.shared || self.address.iter().any(is_family)
         };
         any.into_iter().filter(|&any| has(any)).map(|any| SocketAddr::new(any, port)).collect()
@@ -175,7 +201,19 @@ impl HostOptions {
             let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
             return any.map(|any| SocketAddr::new(any, port)).into();
         }
-        self.address.iter().map(|own| SocketAddr::new(own.0.address(), port)).collect()
+        self.address.iter().map(|own| SocketAddr::new(own.0.0.address(), port)).collect()
+    }
+
+    /// Returns the error of a stack that has served, with the interface and a remedy.
+    pub(crate) fn explain(&self, error: io::Error) -> Failure {
+        match &self.iface {
+            Some(iface) => format!(
+                "interface {iface} has failed: {error}; was it removed or taken down? `ip link \
+                 show {iface}` shows its state"
+            )
+            .into(),
+            None => error.into(),
+        }
     }
 
     /// Returns true if no option but the processor is set.
@@ -194,7 +232,7 @@ impl HostOptions {
             kernel @ IoKind::Kernel => kernel.to_string().parse()?,
         };
         host.iface = self.iface.clone();
-        host.addresses = self.address.iter().map(|address| address.0).collect();
+        host.addresses = self.address.iter().map(|address| address.0.0).collect();
         host.shared = self.shared;
         host.gateways = self.gateway.clone();
         host.routes = routes.collect::<Result<_, _>>()?;
@@ -213,6 +251,11 @@ impl HostOptions {
         Ok(host)
     }
 
+    /// Checks the flags without opening anything.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        self.host_config()?.check().map_err(with_flags)
+    }
+
     /// Returns the stack configuration that the flags describe.
     pub(crate) fn net_config(&self, gate: &Settings) -> Result<NetConfig, Failure> {
         self.host_config()?.net_config(gate).map_err(with_flags)
@@ -227,6 +270,16 @@ fn with_flags(error: HostConfigError) -> Failure {
             .into(),
         HostConfigError::NoInterface => {
             "no interface: give --iface NAME; `ip link` lists them".into()
+        }
+        HostConfigError::Address { address, problem } => {
+            format!("--address {address}: {problem}").into()
+        }
+        HostConfigError::Gateway { gateway, problem } => {
+            format!("--gateway or --route to {gateway}: {problem}").into()
+        }
+        HostConfigError::TooFewFrames(frames) => {
+            format!("--frames {frames}: too few to fill the rings of a device; give at least 64")
+                .into()
         }
         HostConfigError::SegmentationOnXdp => {
             "--segmentation needs --io packet, --io tap or --io dpdk: AF_XDP passes frames as \

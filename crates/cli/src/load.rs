@@ -14,6 +14,7 @@ use tidegate_lab::load::{
 };
 
 use crate::Failure;
+use crate::output::{log, print, print_line};
 
 /// Load generators.
 #[derive(Subcommand)]
@@ -214,7 +215,7 @@ impl Load {
 }
 
 fn progress(progress: &LoadProgress) {
-    eprintln!("{progress}");
+    log(format_args!("{progress}"));
 }
 
 impl DatagramOptions {
@@ -243,9 +244,9 @@ impl LoadOptions {
 
     fn print(&self, report: &(impl Serialize + Display)) -> Result<(), Failure> {
         if self.json {
-            println!("{}", serde_json::to_string_pretty(report)?);
+            print_line!("{}", serde_json::to_string_pretty(report)?)?;
         } else {
-            print!("{report}");
+            print(format_args!("{report}"))?;
         }
         Ok(())
     }

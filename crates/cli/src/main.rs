@@ -1,5 +1,8 @@
 //! The `tidegate` command-line program.
 
+// A reader of the output may go at any time: see `output`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod choices;
 mod config;
 mod control;
@@ -11,7 +14,9 @@ mod guard;
 mod host;
 mod lab;
 mod load;
+mod output;
 mod process;
+mod reload;
 mod report;
 mod router;
 mod run;
@@ -25,6 +30,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tidegate_device::interface_settings::{RestorerRole, run_restorer, set_restorer};
+
+use crate::output::{OutputClosed, log};
 
 /// Error that ends a command: printed once to standard error, exit code 1.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -111,8 +118,9 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("tidegate: {error}");
+            log(format_args!("tidegate: {error}"));
             ExitCode::FAILURE
         }
     }

@@ -11,6 +11,7 @@ use tidegate_apps::ServeCounters;
 use tidegate_device::DeviceCounters;
 
 use crate::Failure;
+use crate::output::print_line;
 
 /// Final report of a server.
 pub(crate) struct ServeReport {
@@ -60,17 +61,17 @@ impl ServeReport {
 
     pub(crate) fn print(&self, as_json: bool) -> Result<(), Failure> {
         if as_json {
-            println!("{}", self.json);
+            print_line!("{}", self.json)?;
             return Ok(());
         }
-        println!("{} requests, {} answers", self.json["requests"], self.json["answers"]);
+        print_line!("{} requests, {} answers", self.json["requests"], self.json["answers"])?;
         if let (Some(received), Some(sent)) =
             (self.json["received"].as_u64(), self.json["transmitted"].as_u64())
         {
-            println!("{received} frames received, {sent} transmitted");
+            print_line!("{received} frames received, {sent} transmitted")?;
         }
         for (reason, packets) in self.drops.nonzero() {
-            println!("{packets:>12} dropped: {:<28} {}", reason.name(), reason.sentence());
+            print_line!("{packets:>12} dropped: {:<28} {}", reason.name(), reason.sentence())?;
         }
         Ok(())
     }
@@ -136,11 +137,11 @@ impl Drops {
                     })
                 })
                 .collect();
-            println!("{}", serde_json::to_string_pretty(&reasons)?);
+            print_line!("{}", serde_json::to_string_pretty(&reasons)?)?;
             return Ok(());
         }
         for reason in DropReason::ALL {
-            println!("{:<28} {:<7} {}", reason.name(), reason.severity(), reason.sentence());
+            print_line!("{:<28} {:<7} {}", reason.name(), reason.severity(), reason.sentence())?;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use tidegate_gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
 use crate::host::{parse_route, pin_to};
+use crate::output::print_line;
 use crate::process::stop_flag;
 use crate::report::drops_json;
 
@@ -235,26 +236,28 @@ fn print_report(forwarder: &mut Forwarder, mode: Mode, as_json: bool) -> Result<
             "share_lifted": gate.share_lifted,
             "drops": drops_json(&drops),
         });
-        println!("{report}");
+        print_line!("{report}")?;
         return Ok(());
     }
     for interface in &interfaces {
-        println!(
+        print_line!(
             "{}: {} received, {} to be forwarded, {} transmitted",
             interface.kind,
             interface.device.received,
             interface.stack.forwarded,
             interface.device.transmitted
-        );
+        )?;
     }
     if let Some(filter) = filter {
-        println!(
+        print_line!(
             "filter: {} requests, {} passed, {} refused",
-            filter.requests, filter.passed, filter.refused
-        );
+            filter.requests,
+            filter.passed,
+            filter.refused
+        )?;
     }
     for (reason, packets) in drops.nonzero() {
-        println!("{packets:>12} dropped: {:<28} {}", reason.name(), reason.sentence());
+        print_line!("{packets:>12} dropped: {:<28} {}", reason.name(), reason.sentence())?;
     }
     Ok(())
 }
@@ -304,9 +307,9 @@ impl FilterCommand {
                 "refused": report.refused,
                 "connections": report.connections,
             });
-            println!("{report}");
+            print_line!("{report}")?;
         } else {
-            println!("{} passed, {} refused", report.passed, report.refused);
+            print_line!("{} passed, {} refused", report.passed, report.refused)?;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::{DaemonReport, SocketReport};
 
 use crate::Failure;
+use crate::output::print_line;
 
 /// Flags of `ss`.
 #[derive(Args)]
@@ -29,20 +30,26 @@ impl Ss {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let report = DaemonReport::query(&self.socket)?;
         if self.json {
-            println!("{}", serde_json::to_string(&report)?);
+            print_line!("{}", serde_json::to_string(&report)?)?;
             return Ok(());
         }
-        println!(
+        print_line!(
             "{:<5} {:<12} {:>8} {:>5} {:>4}  {:<28} {:<28} PROGRAM",
-            "PROTO", "STATE", "WAITING", "FULL", "CORE", "LOCAL", "PEER"
-        );
+            "PROTO",
+            "STATE",
+            "WAITING",
+            "FULL",
+            "CORE",
+            "LOCAL",
+            "PEER"
+        )?;
         for app in &report.applications {
             let owner = &app.identity;
             let sockets =
                 app.sockets.iter().filter(|socket| !self.listening || is_listening(socket));
             for socket in sockets {
                 let SocketReport { phase, local, peer, waiting, fill_percent, .. } = socket;
-                println!(
+                print_line!(
                     "{:<5} {:<12} {waiting:>8} {fill_percent:>4}% {:>4}  {:<28} {:<28} {} ({}, \
                      user {})",
                     if *phase == SocketState::Datagram { "udp" } else { "tcp" },
@@ -53,12 +60,13 @@ impl Ss {
                     owner.name,
                     owner.pid,
                     owner.uid,
-                );
+                )?;
             }
         }
+        let counted = report.drops.iter().filter(|drop| drop.1 > 0);
         let drops: Vec<String> =
-            report.drops.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
-        println!(
+            counted.map(|(reason, count)| format!("{reason} {count}")).collect();
+        print_line!(
             "{} processes, {} connections, {} frames in, {} out, dropped: {}",
             // A process may have sockets on each core.
             report.applications.iter().map(|app| app.identity.pid).collect::<HashSet<_>>().len(),
@@ -66,7 +74,7 @@ impl Ss {
             report.received,
             report.transmitted,
             if drops.is_empty() { "none".to_owned() } else { drops.join(", ") }
-        );
+        )?;
         Ok(())
     }
 }

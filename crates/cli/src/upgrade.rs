@@ -9,6 +9,7 @@ use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::DaemonReport;
 
 use crate::Failure;
+use crate::output::print_line;
 
 /// Interval of the checks for the new daemon.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -53,7 +54,7 @@ impl Upgrade {
         command.arg(TAKE_OVER).stdin(Stdio::null()).stdout(Stdio::null());
         let mut new = command.spawn()?;
         wait_until_serving(&self.socket, &mut new)?;
-        println!("process {} has taken over from process {}", new.id(), old.pid);
+        print_line!("process {} has taken over from process {}", new.id(), old.pid)?;
         Ok(())
     }
 }

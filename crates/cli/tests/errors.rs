@@ -2,9 +2,9 @@
 
 mod support;
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
-use support::{SERVER_V4, Testbed, is_root, tidegate, zone};
+use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, is_root, tidegate, zone};
 
 /// Error output of a failed run. Panics if the command succeeded or panicked.
 fn error_of(output: &Output) -> String {
@@ -57,6 +57,231 @@ fn rejects_invalid_gate_settings_with_reason() {
         let server = ["serve", "echo", "--iface", "lo", "--address", "10.9.8.7/24"];
         fails_with(&[&server, flags].concat(), &[reason]);
     }
+}
+
+#[test]
+fn unusable_addresses_are_refused_with_reason() {
+    let serve = |flags: &[&str], parts: &[&str]| {
+        fails_with(&[&["serve", "echo", "--iface", "nope0"], flags].concat(), parts);
+    };
+    let own = ["--address", "10.9.0.2/24"];
+    let with_own = |flags: &[&'static str]| [&own[..], flags].concat();
+    serve(&["--address", "10.9.0.2"], &["prefix length", "10.9.0.2/24"]);
+    serve(&["--address", "fd00:9::2"], &["prefix length", "fd00:9::2/64"]);
+    serve(&["--address", "10.9.0.0/24"], &["--address 10.9.0.0/24", "network itself"]);
+    serve(&["--address", "10.9.0.255/24"], &["--address 10.9.0.255/24", "broadcast"]);
+    serve(&with_own(&["--address", "10.9.0.2/16"]), &["10.9.0.2/16", "twice"]);
+    serve(&with_own(&["--gateway", "10.8.0.1"]), &["10.8.0.1", "none of the networks"]);
+    serve(&with_own(&["--gateway", "10.9.0.2"]), &["10.9.0.2", "own address"]);
+    serve(&with_own(&["--gateway", "10.9.0.255"]), &["10.9.0.255", "broadcast"]);
+    serve(&with_own(&["--gateway", "10.9.0.1", "--gateway", "10.9.0.3"]), &["10.9.0.3", "second"]);
+    serve(&with_own(&["--route", "10.0.0.0/8=10.8.0.1"]), &["10.8.0.1", "none of the networks"]);
+    serve(&with_own(&["--gateway", "fd00:9::1"]), &["fd00:9::1", "none of the networks"]);
+    serve(&with_own(&["--frames", "10"]), &["--frames 10", "64"]);
+    // Usable ones get as far as the interface.
+    let fine: [&[&str]; 4] = [
+        &["--address", "10.9.0.0/31"],
+        &["--address", "10.9.0.255/16", "--gateway", "10.9.1.0"],
+        &["--address", "fd00:9::2/64", "--gateway", "fe80::1"],
+        &["--address", "10.9.0.2/24", "--address", "fd00:9::2/64", "--gateway", "10.9.0.1"],
+    ];
+    for flags in fine {
+        serve(flags, &["nope0"]);
+    }
+    for server in ["echo", "http"] {
+        fails_with(&["serve", server, "--listen", "0", "--io", "kernel"], &["--listen 0", "65535"]);
+    }
+    let serve = ["serve", "dns", "--io", "kernel", "--listen", "0", "--zone"];
+    fails_with(&[&serve[..], &[&zone()]].concat(), &["--listen 0"]);
+}
+
+/// A reply without a way is counted under its reason.
+#[test]
+fn replies_without_a_route_are_counted() {
+    if !is_root("no route") {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Packet);
+    let Testbed::Veth(pair) = &testbed else { panic!("no veth pair") };
+    let mac = pair.b.mac.map(|byte| format!("{byte:02x}")).join(":");
+    let folder = tempfile::tempdir().unwrap();
+    for (server, own) in [(SERVER_V4, "/32"), (SERVER_V6, "/128")] {
+        // The server has no way for an answer to the client's neighbour solicitation either.
+        let neighbour = ["neigh", "replace", server, "lladdr", &mac, "dev", &pair.a.device];
+        testbed.client().ip(&neighbour).unwrap();
+        let counters = folder.path().join(own.trim_start_matches('/'));
+        let own = format!("{server}{own}");
+        let mut flags = vec!["echo", "--io", "packet", "--iface", testbed.device()];
+        flags.extend(["--address", &own, "--counters", counters.to_str().unwrap()]);
+        let echo = testbed.start(&flags);
+        let send = || {
+            let any = if server.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+            let socket = std::net::UdpSocket::bind(any).unwrap();
+            socket.send_to(b"high water", (server, 7)).unwrap();
+        };
+        testbed.client().enter(send).unwrap();
+        support::wait_until("the request has arrived", || {
+            std::fs::read(&counters).unwrap().iter().take(8).any(|&byte| byte > 0)
+        });
+        let report = echo.stop();
+        assert!(report["drops"]["no_route"].as_u64() >= Some(1), "{server}: {report}");
+    }
+}
+
+/// The port of a server on kernel sockets is in use.
+#[test]
+fn errors_of_kernel_sockets_name_address_and_remedy() {
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let udp_port = udp.local_addr().unwrap().port().to_string();
+    let tcp_port = tcp.local_addr().unwrap().port().to_string();
+    let kernel = ["--io", "kernel", "--address", "127.0.0.1/8", "--listen"];
+    let cases: [(&[&str], &str); 4] = [
+        (&["http"], &tcp_port),
+        (&["echo", "--tcp"], &tcp_port),
+        (&["echo", "--tcp", "--io-uring"], &tcp_port),
+        (&["echo"], &udp_port),
+    ];
+    for (server, port) in cases {
+        let arguments = [&["serve"], server, &kernel, &[port]].concat();
+        fails_with(&arguments, &[&format!("127.0.0.1:{port}"), "in use", "`ss -"]);
+    }
+}
+
+/// A server whose interface is removed says so.
+#[test]
+fn error_of_a_removed_interface_names_it() {
+    if !is_root("removed interface") {
+        return;
+    }
+    for flags in [&["--busy-poll", "0"][..], &["--busy-poll", "64"], &["--xdp-mode", "generic"]] {
+        let testbed = Testbed::shared();
+        let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["serve", "echo", "--shared", "--duration", "60"]).args(flags);
+        command.args(["--iface", testbed.device()]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+        assert!(line.starts_with("ready"), "{line}");
+        testbed.server().ip(&["link", "del", testbed.device()]).unwrap();
+        let error = error_of(&child.wait_with_output().unwrap());
+        assert!(error.contains(testbed.device()) && error.contains("ip link"), "{error}");
+    }
+}
+
+/// `tidegate doctor | head` ends quietly, whichever command writes.
+#[test]
+fn a_closed_pipe_is_no_failure() {
+    for arguments in [&["doctor"][..], &["doctor", "--json"], &["drops"], &["drops", "--json"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output =
+            command.args(arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+        assert!(output.status.success(), "{arguments:?}");
+    }
+    // Standard error may be closed as well.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let status = command.args(["serve", "echo"]).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
+#[test]
+fn ss_lists_only_drop_reasons_that_have_occurred() {
+    if !is_root("ss") {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Packet);
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket").display().to_string();
+    let own = format!("{SERVER_V4}/24");
+    let flags = ["--io", "packet", "--iface", testbed.device(), "--address", &own];
+    let daemon = testbed.start_command("daemon", &[&flags[..], &["--socket", &socket]].concat());
+    let output = tidegate(&["ss", "--socket", &socket]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let drops = text.trim_end().rsplit_once("dropped: ").unwrap().1;
+    assert!(drops == "none" || drops.split(", ").all(|drop| !drop.ends_with(" 0")), "{text}");
+    daemon.stop();
+}
+
+/// An experiment that SIGTERM ends leaves no namespace behind.
+#[test]
+fn lab_removes_its_namespaces_on_sigterm() {
+    if !is_root("lab namespaces") {
+        return;
+    }
+    let mut lab = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["lab", "echo-latency", "--seconds", "600"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let prefix = format!("tg-{}-", lab.id());
+    let namespaces = || {
+        let entries = std::fs::read_dir("/var/run/netns").into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| name.starts_with(&prefix)).count()
+    };
+    support::wait_until("the experiment has its namespaces", || namespaces() > 0);
+    let pid = rustix::process::Pid::from_child(&lab);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let status = lab.wait().unwrap();
+    assert_eq!(status.code(), Some(143), "{status}");
+    assert_eq!(namespaces(), 0);
+}
+
+/// `make` waits while another installation holds the lock of the package lists.
+#[test]
+fn setup_waits_for_the_package_lock() {
+    if !is_root("setup") {
+        return;
+    }
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let script = |name: &str, text: &str| {
+        std::fs::write(path(name), format!("#!/bin/bash\n{text}\n")).unwrap();
+        std::fs::set_permissions(path(name), PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    for tool in ["bash", "env", "id", "cat", "rm", "chmod", "tee", "sleep"] {
+        let found = ["/usr/bin", "/bin"].map(|folder| format!("{folder}/{tool}"));
+        let found = found.iter().find(|path| std::path::Path::new(path).exists()).unwrap();
+        symlink(found, path(tool)).unwrap();
+    }
+    script("cargo", "");
+    script("sudo", "\"$@\"");
+    let log = path("log").display().to_string();
+    // The first two calls find the lock held; later ones succeed.
+    script(
+        "apt-get",
+        &format!(
+            "echo \"$@\" >>{log}\nread -ra lines -d '' <{log}\nmapfile -t calls <{log}\n\
+             if [ ${{#calls[@]}} -le 2 ]; then echo 'E: Could not get lock /var/lib/apt/lists/lock. \
+             It is held by process 7 (apt-get)' >&2; exit 100; fi"
+        ),
+    );
+    let setup = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/setup");
+    let run = || {
+        let mut command = Command::new("/bin/bash");
+        command.arg(setup).arg("build").env("PATH", folder.path());
+        command.env("TIDEGATE_APT_RETRY_SECONDS", "0").output().unwrap()
+    };
+    let output = run();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(stderr.matches("Waiting").count(), 1, "{stderr}");
+    let calls = std::fs::read_to_string(path("log")).unwrap();
+    assert_eq!(calls.matches("update").count(), 3, "{calls}");
+    assert!(calls.contains("install") && calls.contains("DPkg::Lock::Timeout="), "{calls}");
+    // Any other failure ends at once and is shown.
+    script("apt-get", "echo 'E: Unable to locate package gcc' >&2; exit 100");
+    let output = run();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("Unable to locate"));
 }
 
 #[test]

@@ -32,6 +32,7 @@ mod open_device;
 mod prepared;
 mod pressure;
 mod priority;
+mod reconfigure;
 mod sharded;
 mod sys;
 

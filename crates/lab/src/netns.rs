@@ -14,6 +14,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::LinkNameSpaceType;
 
 use crate::cpu;
@@ -90,6 +91,27 @@ pub fn remove_stale() -> Result<Vec<String>, LabError> {
         }
     }
     Ok(stale)
+}
+
+/// Ends the processes in the namespaces of this process, and deletes these namespaces. For a
+/// process that is about to end without dropping its [`Namespace`]s. Returns the number of
+/// namespaces deleted.
+pub fn remove_own() -> usize {
+    let Ok(entries) = fs::read_dir(NETNS_FOLDER) else { return 0 };
+    let (own, mut deleted) = (std::process::id(), 0);
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    for name in names.filter(|name| owner_pid(name) == Some(own)) {
+        let pids = ip(&["netns", "pids", &name]).unwrap_or_default();
+        let pids = pids.lines().filter_map(|line| line.trim().parse::<u32>().ok());
+        // Threads of this process may have entered the namespace.
+        for pid in pids.filter(|&pid| pid != own).filter_map(|pid| Pid::from_raw(pid as i32)) {
+            // The process may have ended by itself.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        // `remove_stale` tries again at the next start.
+        deleted += usize::from(ip(&["netns", "del", &name]).is_ok());
+    }
+    deleted
 }
 
 /// Id of the process that created the namespace `name`; `None` for names of another form.

@@ -25,6 +25,7 @@ mod ports;
 mod random;
 mod rate_limit;
 mod router;
+mod siphash;
 mod snapshot;
 mod stack;
 mod tcp;
@@ -37,6 +38,7 @@ pub use event::Event;
 pub use ip::transit::TransitPacket;
 pub use ports::{PortGroups, Transport};
 pub use router::Router;
+pub use siphash::siphash;
 pub use snapshot::{
     ExtractedSockets, MigrationError, MigrationMap, MigrationRejected, RestoreError, STATE_VERSION,
     SocketSelection, StackSnapshot,

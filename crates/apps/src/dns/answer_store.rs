@@ -49,6 +49,20 @@ pub(super) struct PreparedAnswer {
     pub authoritative: bool,
 }
 
+impl PreparedAnswer {
+    /// Identity of the answer in its store.
+    #[inline]
+    pub(super) fn id(&self) -> u32 {
+        self.bytes_start
+    }
+
+    /// Length of all three sections, in bytes.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len.into()
+    }
+}
+
 /// End of a record set in the additional section, where the answer may be truncated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TruncationPoint {

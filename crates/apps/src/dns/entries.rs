@@ -6,6 +6,8 @@
 
 use std::borrow::Cow;
 
+use super::name;
+
 /// Record or directive of a zone file.
 pub(super) struct FileEntry<'a> {
     /// Text from the start of the first line to the end of the last line.
@@ -144,6 +146,61 @@ impl FileEntry<'_> {
         self.tokens.get(index).map_or(&[], |&(start, end)| &self.text[start..end])
     }
 
+    /// Token without quotation marks and with its escapes `\DDD` and `\X` decoded; `None` for an
+    /// invalid escape.
+    pub(super) fn decoded_token(&self, index: usize) -> Option<Vec<u8>> {
+        let token = self.token(index);
+        let content = token.strip_prefix(b"\"").and_then(|token| token.strip_suffix(b"\""));
+        let mut bytes = content.unwrap_or(token).iter().copied();
+        let mut decoded = Vec::with_capacity(token.len());
+        while let Some(byte) = bytes.next() {
+            decoded.push(if byte == b'\\' { name::unescape(&mut bytes)? } else { byte });
+        }
+        Some(decoded)
+    }
+
+    /// True when the entry begins with an owner name or with a directive.
+    fn has_owner(&self) -> bool {
+        self.tokens.first().is_some_and(|&(start, _)| start == 0)
+    }
+
+    /// True when the entry is this directive, as `$INCLUDE`.
+    pub(super) fn is_directive(&self, name: &[u8]) -> bool {
+        self.has_owner() && self.token(0).eq_ignore_ascii_case(name)
+    }
+
+    /// Index of the token with the record type; `None` for a directive.
+    pub(super) fn type_token(&self) -> Option<usize> {
+        // [owner] [TTL] [class] type, or [owner] [class] [TTL] type.
+        if self.has_owner() && self.token(0).starts_with(b"$") {
+            return None;
+        }
+        let mut index = usize::from(self.has_owner());
+        for _ in 0..2 {
+            let token = self.token(index);
+            let is_time = token.first().is_some_and(u8::is_ascii_digit);
+            index += usize::from(is_time || is_class(token));
+        }
+        Some(index)
+    }
+
+    /// Tokens before the token `index` in the form that the scanner expects, on one line.
+    pub(super) fn front(&self, index: usize) -> Vec<u8> {
+        let mut front = Vec::new();
+        if !self.has_owner() {
+            front.push(b' ');
+        }
+        for at in 0..index {
+            let is_owner = at == 0 && self.has_owner();
+            match parse_seconds(self.token(at)).filter(|_| !is_owner) {
+                Some(seconds) => front.extend_from_slice(seconds.to_string().as_bytes()),
+                None => front.extend_from_slice(self.token(at)),
+            }
+            front.push(b' ');
+        }
+        front
+    }
+
     /// Line and column of a token in the file, both from 1.
     pub(super) fn position(&self, index: usize) -> (usize, usize) {
         let at = self.tokens.get(index).map_or(self.text.len(), |&(start, _)| start);
@@ -228,15 +285,9 @@ impl FileEntry<'_> {
             add_if_time(1);
             return times;
         }
-        // [owner] [TTL] [class] type, or [owner] [class] [TTL] type.
-        let has_owner = self.tokens.first().is_some_and(|&(start, _)| start == 0);
-        let mut index = usize::from(has_owner);
-        for _ in 0..2 {
-            let token = self.token(index);
-            let is_number = token.first().is_some_and(u8::is_ascii_digit);
-            if add_if_time(index) || is_number || token.eq_ignore_ascii_case(b"IN") {
-                index += 1;
-            }
+        let Some(index) = self.type_token() else { return times };
+        for before in usize::from(self.has_owner())..index {
+            add_if_time(before);
         }
         if self.token(index).eq_ignore_ascii_case(b"SOA") {
             // The four times of an SOA record follow two names and the serial number.
@@ -248,8 +299,15 @@ impl FileEntry<'_> {
     }
 }
 
+/// True for the name of a class, also in the generic form of RFC 3597 section 5.
+fn is_class(token: &[u8]) -> bool {
+    let generic = token.split_at_checked(5).filter(|(name, _)| name.eq_ignore_ascii_case(b"CLASS"));
+    [&b"IN"[..], b"CH", b"HS"].iter().any(|class| token.eq_ignore_ascii_case(class))
+        || generic.is_some_and(|(_, number)| number.iter().all(u8::is_ascii_digit))
+}
+
 /// Converts a time with units, such as `2d12h`, to seconds; `None` for any other token.
-fn parse_seconds(token: &[u8]) -> Option<u32> {
+pub(super) fn parse_seconds(token: &[u8]) -> Option<u32> {
     if !token.first()?.is_ascii_digit() || token.last()?.is_ascii_digit() {
         return None;
     }

@@ -44,6 +44,8 @@ struct TypeAnswer {
 
 /// DNAME record: redirects all names below its owner (RFC 6672).
 pub(super) struct DnameRecord {
+    /// Index among the DNAME records of all zones.
+    pub index: u32,
     /// Owner of the record, in wire format.
     pub owner: Box<[u8]>,
     pub target: Box<[u8]>,
@@ -190,10 +192,10 @@ impl CompiledZones {
         let (kind, subtree_index) = if is_cut {
             (NodeKind::ZoneCut, default_answer)
         } else if let Some(dname) = node.set(rtype::DNAME) {
-            let dname_record =
-                DnameRecord { owner: wire.into(), target: dname.data[0].clone(), ttl: dname.ttl };
-            self.dnames.push(dname_record);
-            (NodeKind::HasDname, (self.dnames.len() - 1) as u32)
+            let index = u32::try_from(self.dnames.len()).map_err(|_| PrepareError::StoreFull)?;
+            let (target, ttl) = (dname.data[0].clone(), dname.ttl);
+            self.dnames.push(DnameRecord { index, owner: wire.into(), target, ttl });
+            (NodeKind::HasDname, index)
         } else {
             (NodeKind::Ordinary, nxdomain)
         };

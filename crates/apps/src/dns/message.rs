@@ -93,6 +93,9 @@ pub(super) mod rtype {
 /// Class IN, the Internet.
 pub(super) const CLASS_IN: u16 = 1;
 
+/// Class CH (CHAOS), in which servers tell about themselves.
+pub(super) const CLASS_CHAOS: u16 = 3;
+
 /// EDNS parameters of the client (RFC 6891 section 6.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edns {
@@ -102,6 +105,21 @@ pub struct Edns {
     pub version: u8,
     /// DO bit: the client understands DNSSEC (RFC 3225). Copied into the reply.
     pub dnssec_ok: bool,
+}
+
+/// EDNS options of a query that this server knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct EdnsOptions<'a> {
+    /// Data of the COOKIE option (RFC 7873): 8, or 16 to 40 bytes.
+    pub cookie: Option<&'a [u8]>,
+    /// The client requests the identifier of the server (NSID, RFC 5001).
+    pub wants_nsid: bool,
+}
+
+/// Codes of EDNS options.
+pub(super) mod option_code {
+    pub const NSID: u16 = 3;
+    pub const COOKIE: u16 = 10;
 }
 
 /// Well-formed query with one question.
@@ -127,6 +145,8 @@ pub struct Query<'a> {
     pub class: u16,
     /// EDNS parameters, if the client sent an OPT record.
     pub edns: Option<Edns>,
+    /// EDNS options of the OPT record.
+    pub(super) options: EdnsOptions<'a>,
 }
 
 /// Reason why a message is not a query to look up.
@@ -184,7 +204,7 @@ impl<'a> Query<'a> {
         if answers != 0 || authorities != 0 {
             return error(Rcode::FormErr, header_and_question);
         }
-        let Some(edns) = read_additional(message, rest, additionals) else {
+        let Some((edns, options)) = read_additional(message, rest, additionals) else {
             return error(Rcode::FormErr, header_and_question);
         };
         Ok(Query {
@@ -192,6 +212,7 @@ impl<'a> Query<'a> {
             rtype: u16::from_be_bytes([type_high, type_low]),
             class: u16::from_be_bytes([class_high, class_low]),
             edns,
+            options,
         })
     }
 
@@ -214,27 +235,36 @@ impl<'a> Query<'a> {
 /// Low octet of the type OPT; the high octet is 0.
 const OPT_LOW_OCTET: u8 = rtype::OPT as u8;
 
+/// EDNS parameters and options of a query.
+type Additional<'a> = (Option<Edns>, EdnsOptions<'a>);
+
 /// Parses the `count` records in `rest`, the end of `message`, and returns the EDNS parameters of
 /// the OPT record, if present. Returns `None` when the records are malformed, when there are two
 /// OPT records, or when bytes are left over.
 #[inline]
-fn read_additional(message: &[u8], rest: &[u8], count: u16) -> Option<Option<Edns>> {
+fn read_additional<'a>(message: &[u8], rest: &'a [u8], count: u16) -> Option<Additional<'a>> {
     if let (1, Ok(record)) = (count, <&[u8; 11]>::try_from(rest))
         && let [0, 0, OPT_LOW_OCTET, high, low, _, version, flags, _, 0, 0] = *record
     {
         // The end of nearly every query: an OPT record without options.
-        return Some(Some(Edns {
+        let edns = Edns {
             udp_payload_bytes: u16::from_be_bytes([high, low]),
             version,
             dnssec_ok: flags & 0x80 != 0,
-        }));
+        };
+        return Some((Some(edns), EdnsOptions::default()));
     }
     read_additional_records(message, rest, count)
 }
 
 /// As [`read_additional`], for records of any type.
-fn read_additional_records(message: &[u8], rest: &[u8], count: u16) -> Option<Option<Edns>> {
+fn read_additional_records<'a>(
+    message: &[u8],
+    rest: &'a [u8],
+    count: u16,
+) -> Option<Additional<'a>> {
     let mut edns = None;
+    let mut options = EdnsOptions::default();
     let mut rest = rest;
     for _ in 0..count {
         let at = message.len() - rest.len();
@@ -246,9 +276,10 @@ fn read_additional_records(message: &[u8], rest: &[u8], count: u16) -> Option<Op
         rest = &rest[10 + data_len..];
         if u16::from_be_bytes([fixed[0], fixed[1]]) == rtype::OPT {
             // RFC 6891 section 6.1.1: at most one OPT record, owned by the root.
-            if edns.is_some() || !is_root || !options_are_well_formed(data) {
+            if edns.is_some() || !is_root {
                 return None;
             }
+            options = read_options(data)?;
             edns = Some(Edns {
                 udp_payload_bytes: u16::from_be_bytes([fixed[2], fixed[3]]),
                 version: fixed[5],
@@ -256,7 +287,7 @@ fn read_additional_records(message: &[u8], rest: &[u8], count: u16) -> Option<Op
             });
         }
     }
-    rest.is_empty().then_some(edns)
+    rest.is_empty().then_some((edns, options))
 }
 
 /// Returns the length of the name at the front of `rest`, which begins at offset `at` of the
@@ -280,17 +311,24 @@ fn skip_name(rest: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// True when the options of an OPT record fill its data exactly.
-fn options_are_well_formed(data: &[u8]) -> bool {
+/// Parses the options of an OPT record. Returns `None` unless the options fill its data exactly,
+/// or when a cookie has an invalid length (RFC 7873 section 5.2.2).
+fn read_options(data: &[u8]) -> Option<EdnsOptions<'_>> {
+    let mut options = EdnsOptions::default();
     let mut rest = data;
-    while let Some(header) = rest.first_chunk::<4>() {
-        let len = usize::from(u16::from_be_bytes([header[2], header[3]]));
-        match rest.get(4 + len..) {
-            Some(tail) => rest = tail,
-            None => return false,
+    while let Some(&[code_high, code_low, len_high, len_low]) = rest.first_chunk() {
+        let len = usize::from(u16::from_be_bytes([len_high, len_low]));
+        let value = rest.get(4..4 + len)?;
+        rest = &rest[4 + len..];
+        match u16::from_be_bytes([code_high, code_low]) {
+            option_code::NSID => options.wants_nsid = true,
+            option_code::COOKIE if !matches!(len, 8 | 16..=40) => return None,
+            // Only the first cookie counts (RFC 7873 section 5.2).
+            option_code::COOKIE => options.cookie = options.cookie.or(Some(value)),
+            _ => {}
         }
     }
-    rest.is_empty()
+    rest.is_empty().then_some(options)
 }
 
 #[cfg(test)]

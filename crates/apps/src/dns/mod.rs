@@ -5,20 +5,27 @@
 //!
 //! Served over UDP and TCP: every record type as data (unknown types as in RFC 3597), wildcards
 //! (RFC 4592), delegations with glue, CNAME chains through all zones of the server, DNAME
-//! (RFC 6672), negative answers (RFC 2308), EDNS(0) (RFC 6891).
+//! (RFC 6672), negative answers (RFC 2308), EDNS(0) (RFC 6891), DNS cookies (RFC 7873, RFC 9018),
+//! NSID (RFC 5001), version and identity in class CH (RFC 4892). Responses over UDP can be
+//! rate-limited.
 //!
 //! Not served: zone transfers, dynamic updates, classes other than IN. Zones may be signed, and
 //! DNSSEC records are answered when queried by type. Signatures are not added to other answers.
 
 mod answer_store;
 mod catalog;
+mod chaos;
 mod compare;
+mod cookie;
 mod entries;
 mod error;
 mod lookup;
 mod message;
 mod name;
+mod rate_limit;
+mod rdata;
 mod reply;
+mod served;
 mod server;
 mod splitmix64;
 pub mod synthetic;
@@ -28,10 +35,14 @@ mod zonefile;
 
 use std::path::PathBuf;
 
+pub use chaos::ServerIdentity;
 pub use compare::{Difference, compare};
+pub use cookie::CookieSecret;
 pub use error::{DnsError, Warning, ZoneFileLocation};
 pub use message::{Edns, MAX_UDP_BYTES_WITHOUT_EDNS, Query, Rcode, Rejection};
 pub use name::{MAX_LABEL_BYTES, MAX_NAME_BYTES, Name};
+pub use rate_limit::RateLimit;
+pub use served::{DnsReloader, LoadedZones};
 pub use server::{DnsCounters, DnsServer};
 
 /// Default largest reply over UDP, in bytes. Replies of this size pass nearly every path without
@@ -59,10 +70,24 @@ pub struct DnsConfig {
     /// Secret seed of the hash function: random at every start, so that no attacker can choose
     /// names that collide.
     pub hash_seed: u64,
+    /// Limit of responses over UDP; `None` for no limit. The responder needs a clock for it:
+    /// [`crate::Responder::start_batch`].
+    pub rate_limit: Option<RateLimit>,
+    /// Secrets of DNS cookies: the first makes new cookies, all are accepted. Empty for no cookies.
+    pub cookie_secrets: Vec<CookieSecret>,
+    /// Version and identity that the server tells.
+    pub identity: ServerIdentity,
 }
 
 impl Default for DnsConfig {
     fn default() -> Self {
-        DnsConfig { zones: Vec::new(), max_udp_bytes: DEFAULT_MAX_UDP_BYTES, hash_seed: 0 }
+        DnsConfig {
+            zones: Vec::new(),
+            max_udp_bytes: DEFAULT_MAX_UDP_BYTES,
+            hash_seed: 0,
+            rate_limit: None,
+            cookie_secrets: Vec::new(),
+            identity: ServerIdentity::default(),
+        }
     }
 }

@@ -79,8 +79,25 @@ impl Name {
     }
 }
 
+/// Parses a name of a zone file: `@` is the origin, and a name without a final dot is completed by
+/// the origin (RFC 1035 section 5.1).
+pub(super) fn complete(text: &str, origin: Option<&Name>) -> Option<Name> {
+    if text == "@" {
+        return origin.cloned();
+    }
+    let front = text.strip_suffix('.');
+    let is_escaped =
+        |front: &str| front.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 1;
+    if front.is_some_and(|front| !is_escaped(front)) {
+        return Name::from_text(text);
+    }
+    let relative = Name::from_text(&format!("{text}."))?;
+    let (_, labels) = relative.wire().split_last()?;
+    Name::from_wire(&[labels, origin?.wire()].concat())
+}
+
 /// Decodes an escape after its backslash: three digits, or the character itself.
-fn unescape(bytes: &mut impl Iterator<Item = u8>) -> Option<u8> {
+pub(super) fn unescape(bytes: &mut impl Iterator<Item = u8>) -> Option<u8> {
     let first = bytes.next()?;
     if !first.is_ascii_digit() {
         return Some(first);

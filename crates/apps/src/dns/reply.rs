@@ -1,9 +1,12 @@
 //! Writes replies: header and question of the query, a prepared answer, patched bytes.
 
 use super::answer_store::PreparedAnswer;
+use super::chaos::ServerIdentity;
+use super::cookie::COOKIE_BYTES;
 use super::lookup::{CompiledZones, DnameRecord, LookupResult};
-use super::message::{CLASS_IN, Edns, HEADER_BYTES, Query, Rcode, rtype};
+use super::message::{CLASS_CHAOS, CLASS_IN, Edns, HEADER_BYTES, Query, Rcode, option_code, rtype};
 use super::name::MAX_NAME_BYTES;
+use super::rate_limit::ContentId;
 
 /// Length of an OPT record without options, in bytes.
 const OPT_BYTES: usize = 11;
@@ -32,39 +35,165 @@ impl ReplyHeader {
     }
 }
 
+/// OPT record of a reply.
+#[derive(Clone, Copy)]
+pub(super) struct ReplyOpt<'a> {
+    pub edns: Edns,
+    pub advertised_udp_bytes: u16,
+    /// Options, encoded.
+    pub options: &'a [u8],
+}
+
+impl ReplyOpt<'_> {
+    /// Length of the record, in bytes.
+    fn len(&self) -> usize {
+        OPT_BYTES + self.options.len()
+    }
+}
+
+/// Length of the OPT record of a reply, in bytes.
+fn opt_len(opt: Option<ReplyOpt<'_>>) -> usize {
+    opt.map_or(0, |opt| opt.len())
+}
+
+/// Buffer for the options of a reply: a cookie and a server identity.
+#[derive(Default)]
+pub(super) struct OptionBuffer {
+    bytes: OptionBytes,
+    len: usize,
+}
+
+/// Space for the options of a reply.
+struct OptionBytes([u8; 4 + COOKIE_BYTES + 4 + ServerIdentity::MAX_BYTES]);
+
+impl Default for OptionBytes {
+    fn default() -> Self {
+        OptionBytes([0; 4 + COOKIE_BYTES + 4 + ServerIdentity::MAX_BYTES])
+    }
+}
+
+impl OptionBuffer {
+    /// Adds the COOKIE option.
+    pub(super) fn add_cookie(&mut self, cookie: &[u8; COOKIE_BYTES]) {
+        self.add(option_code::COOKIE, cookie);
+    }
+
+    /// Adds the NSID option.
+    pub(super) fn add_nsid(&mut self, identity: &[u8]) {
+        self.add(option_code::NSID, identity);
+    }
+
+    fn add(&mut self, code: u16, data: &[u8]) {
+        let [code_high, code_low] = code.to_be_bytes();
+        let [len_high, len_low] = (data.len() as u16).to_be_bytes();
+        let end = self.len + 4 + data.len();
+        let Some(out) = self.bytes.0.get_mut(self.len..end) else { return };
+        out[..4].copy_from_slice(&[code_high, code_low, len_high, len_low]);
+        out[4..].copy_from_slice(data);
+        self.len = end;
+    }
+
+    /// Options, encoded.
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.bytes.0[..self.len]
+    }
+}
+
+/// Content of the reply to a query.
+#[derive(Clone, Copy)]
+pub(super) enum Content<'a> {
+    /// A prepared answer.
+    Prepared(&'a PreparedAnswer),
+    /// The name is below this DNAME record.
+    Dname(&'a DnameRecord),
+    /// Text about the server itself, in class CH.
+    ServerText(&'a [u8]),
+    /// No records.
+    Error(Rcode),
+}
+
+/// Identity of replies without records, for rate limiting.
+pub(super) const ERROR_CONTENT: ContentId = 1 << 32;
+const SERVER_TEXT_CONTENT: ContentId = 2 << 32;
+const DNAME_CONTENT: ContentId = 3 << 32;
+
+impl Content<'_> {
+    /// Identity of the content, for rate limiting. Names that get one and the same answer, as
+    /// nonexistent names of a zone, have one identity.
+    #[inline]
+    pub(super) fn id(&self) -> ContentId {
+        match self {
+            Content::Prepared(prepared) => prepared.id().into(),
+            Content::Dname(dname) => DNAME_CONTENT | u64::from(dname.index),
+            Content::ServerText(_) => SERVER_TEXT_CONTENT,
+            Content::Error(_) => ERROR_CONTENT,
+        }
+    }
+
+    /// Length of the records, in bytes.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Content::Prepared(prepared) => prepared.len(),
+            Content::Dname(dname) => dname.owner.len() + 2 * dname.target.len() + 24,
+            Content::ServerText(text) => text.len(),
+            Content::Error(_) => 0,
+        }
+    }
+}
+
+/// Looks up the content of the reply to a query.
+#[inline]
+pub(super) fn find_content<'a>(
+    zones: &'a CompiledZones,
+    identity: &'a ServerIdentity,
+    query: &Query<'_>,
+) -> Content<'a> {
+    if !is_common(query)
+        && let Some(content) = uncommon_content(identity, query)
+    {
+        return content;
+    }
+    match zones.find(query.name(), query.rtype) {
+        LookupResult::Prepared(prepared) => Content::Prepared(prepared),
+        LookupResult::Dname(dname) => Content::Dname(dname),
+        LookupResult::NotAuthoritative => Content::Error(Rcode::Refused),
+    }
+}
+
 /// Writes the reply to a query, at most `max_len` bytes. Returns `None` when `reply` cannot hold
 /// even an empty answer.
 #[inline]
 pub(super) fn write_reply(
     zones: &CompiledZones,
     query: &Query<'_>,
-    advertised_udp_bytes: u16,
+    content: Content<'_>,
+    opt: Option<ReplyOpt<'_>>,
     max_len: usize,
     reply: &mut [u8],
 ) -> Option<WrittenReply> {
     let max_len = max_len.min(reply.len());
     let reply = &mut reply[..max_len];
-    let opt = query.edns.map(|edns| (edns, advertised_udp_bytes));
-    if let Some(rcode) = query_error(query) {
-        return finish(
-            query.header_and_question,
-            query.header_and_question.len(),
-            opt,
-            ReplyHeader::error(rcode),
-            reply,
-        );
+    match content {
+        Content::Prepared(prepared) => write_prepared(zones, query, prepared, opt, reply),
+        Content::Dname(dname) => write_dname_reply(query, dname, opt, reply),
+        Content::ServerText(text) => write_server_text(query, text, opt, reply),
+        Content::Error(rcode) => {
+            let front = query.header_and_question;
+            finish(front, front.len(), opt, ReplyHeader::error(rcode), reply)
+        }
     }
-    match zones.find(query.name(), query.rtype) {
-        LookupResult::Prepared(prepared) => write_prepared(zones, query, prepared, opt, reply),
-        LookupResult::Dname(dname) => write_dname_reply(query, dname, opt, reply),
-        LookupResult::NotAuthoritative => finish(
-            query.header_and_question,
-            query.header_and_question.len(),
-            opt,
-            ReplyHeader::error(Rcode::Refused),
-            reply,
-        ),
-    }
+}
+
+/// Writes an empty reply with the TC bit, after which a real client repeats its query over TCP.
+#[cold]
+pub(super) fn write_truncated(
+    query: &Query<'_>,
+    opt: Option<ReplyOpt<'_>>,
+    reply: &mut [u8],
+) -> Option<WrittenReply> {
+    let head = ReplyHeader { truncated: true, ..ReplyHeader::error(Rcode::NoError) };
+    finish(query.header_and_question, query.header_and_question.len(), opt, head, reply)
 }
 
 /// Writes an error reply to a message that cannot be looked up: header, question if present, and
@@ -77,34 +206,37 @@ pub(super) fn write_error(
     finish(header_and_question, header_and_question.len(), None, ReplyHeader::error(rcode), reply)
 }
 
-/// Returns the response code for a well-formed query that is not looked up.
+/// True for a query of a data type in class IN, which is looked up.
 #[inline]
-fn query_error(query: &Query<'_>) -> Option<Rcode> {
-    // The common case: data types below 249 (RFC 6895 section 3.1). Types from 249 on, ANY among
-    // them, are left to the slow check.
+fn is_common(query: &Query<'_>) -> bool {
+    // Data types below 249 (RFC 6895 section 3.1). Types from 249 on, ANY among them, are left to
+    // the slow check.
     let is_data = query.rtype < rtype::TKEY && query.rtype != rtype::OPT && query.rtype != 0;
     let is_version_0 = query.edns.is_none_or(|edns| edns.version == 0);
-    if is_data && is_version_0 && query.class == CLASS_IN {
-        return None;
-    }
-    uncommon_query_error(query)
+    is_data && is_version_0 && query.class == CLASS_IN
 }
 
-/// As [`query_error`], for uncommon queries.
+/// Content of the reply to an uncommon query; `None` when it is looked up.
 #[cold]
-fn uncommon_query_error(query: &Query<'_>) -> Option<Rcode> {
+fn uncommon_content<'a>(identity: &'a ServerIdentity, query: &Query<'_>) -> Option<Content<'a>> {
     if query.edns.is_some_and(|edns| edns.version != 0) {
-        return Some(Rcode::BadVers);
+        return Some(Content::Error(Rcode::BadVers));
+    }
+    if query.class == CLASS_CHAOS
+        && let Some(text) = identity.text_for(query.name(), query.rtype)
+    {
+        return Some(Content::ServerText(text));
     }
     if query.class != CLASS_IN {
-        return Some(Rcode::Refused);
+        return Some(Content::Error(Rcode::Refused));
     }
-    match query.rtype {
-        rtype::AXFR | rtype::IXFR => Some(Rcode::Refused),
-        rtype::MAILA | rtype::MAILB | rtype::TKEY | rtype::TSIG => Some(Rcode::NotImp),
-        0 | rtype::OPT => Some(Rcode::FormErr),
-        _ => None,
-    }
+    let rcode = match query.rtype {
+        rtype::AXFR | rtype::IXFR => Rcode::Refused,
+        rtype::MAILA | rtype::MAILB | rtype::TKEY | rtype::TSIG => Rcode::NotImp,
+        0 | rtype::OPT => Rcode::FormErr,
+        _ => return None,
+    };
+    Some(Content::Error(rcode))
 }
 
 #[inline]
@@ -112,7 +244,7 @@ fn write_prepared(
     zones: &CompiledZones,
     query: &Query<'_>,
     prepared: &PreparedAnswer,
-    opt: Option<(Edns, u16)>,
+    opt: Option<ReplyOpt<'_>>,
     reply: &mut [u8],
 ) -> Option<WrittenReply> {
     let (front_len, max_len) = (query.header_and_question.len(), reply.len());
@@ -123,7 +255,7 @@ fn write_prepared(
         truncated: false,
         counts: prepared.counts,
     };
-    let reserved = front_len + if opt.is_some() { OPT_BYTES } else { 0 };
+    let reserved = front_len + opt_len(opt);
     let mut len = bytes.len();
     if reserved + len > max_len {
         match zones.store.fit(prepared, max_len.saturating_sub(reserved)) {
@@ -177,7 +309,7 @@ fn relocate_pointers(
 fn write_dname_reply(
     query: &Query<'_>,
     dname: &DnameRecord,
-    opt: Option<(Edns, u16)>,
+    opt: Option<ReplyOpt<'_>>,
     reply: &mut [u8],
 ) -> Option<WrittenReply> {
     let (front_len, max_len) = (query.header_and_question.len(), reply.len());
@@ -192,18 +324,37 @@ fn write_dname_reply(
         truncated: false,
         counts: [1, 0, 0],
     };
-    body.append_record(owner_pointer, rtype::DNAME, dname.ttl, &[&dname.target])?;
+    body.append_record(owner_pointer, (rtype::DNAME, CLASS_IN), dname.ttl, &[&dname.target])?;
     if !is_too_long {
         let question = 0xc000 | HEADER_BYTES as u16;
-        body.append_record(question, rtype::CNAME, dname.ttl, &[prefix, &dname.target])?;
+        let data = [prefix, &dname.target];
+        body.append_record(question, (rtype::CNAME, CLASS_IN), dname.ttl, &data)?;
         head.counts[0] = 2;
     }
     let mut len = body.len;
-    if len + if opt.is_some() { OPT_BYTES } else { 0 } > max_len {
+    if len + opt_len(opt) > max_len {
         head.counts = [0; 3];
         head.truncated = true;
         len = front_len;
     }
+    finish(query.header_and_question, len, opt, head, reply)
+}
+
+/// Writes the reply to a question in class CH about the server (RFC 4892).
+#[cold]
+fn write_server_text(
+    query: &Query<'_>,
+    text: &[u8],
+    opt: Option<ReplyOpt<'_>>,
+    reply: &mut [u8],
+) -> Option<WrittenReply> {
+    let front_len = query.header_and_question.len();
+    let mut body = ReplyBody { bytes: reply, len: front_len };
+    let question = 0xc000 | HEADER_BYTES as u16;
+    let data = [&[text.len() as u8][..], text];
+    body.append_record(question, (rtype::TXT, CLASS_CHAOS), 0, &data)?;
+    let len = body.len;
+    let head = ReplyHeader { counts: [1, 0, 0], ..ReplyHeader::error(Rcode::NoError) };
     finish(query.header_and_question, len, opt, head, reply)
 }
 
@@ -221,11 +372,18 @@ impl ReplyBody<'_> {
         Some(())
     }
 
-    fn append_record(&mut self, owner: u16, rtype: u16, ttl: u32, data: &[&[u8]]) -> Option<()> {
+    /// Appends a record of a type and class.
+    fn append_record(
+        &mut self,
+        owner: u16,
+        (rtype, class): (u16, u16),
+        ttl: u32,
+        data: &[&[u8]],
+    ) -> Option<()> {
         let data_len: usize = data.iter().map(|part| part.len()).sum();
         self.append(&owner.to_be_bytes())?;
         self.append(&rtype.to_be_bytes())?;
-        self.append(&CLASS_IN.to_be_bytes())?;
+        self.append(&class.to_be_bytes())?;
         self.append(&ttl.to_be_bytes())?;
         self.append(&(data_len as u16).to_be_bytes())?;
         data.iter().try_for_each(|part| self.append(part))
@@ -238,7 +396,7 @@ impl ReplyBody<'_> {
 fn finish(
     header_and_question: &[u8],
     len: usize,
-    opt: Option<(Edns, u16)>,
+    opt: Option<ReplyOpt<'_>>,
     head: ReplyHeader,
     reply: &mut [u8],
 ) -> Option<WrittenReply> {
@@ -264,19 +422,24 @@ fn finish(
         ar_low,
     ];
     let mut len = len;
-    if let Some((edns, advertised_udp_bytes)) = opt {
+    if let Some(opt) = opt {
         let record = reply.get_mut(len..)?.first_chunk_mut::<OPT_BYTES>()?;
-        *record = opt_record(edns, advertised_udp_bytes, head.rcode);
+        *record = opt_record(opt, head.rcode);
         len += OPT_BYTES;
+        if !opt.options.is_empty() {
+            reply.get_mut(len..len + opt.options.len())?.copy_from_slice(opt.options);
+            len += opt.options.len();
+        }
     }
     Some(WrittenReply { len, rcode: head.rcode, is_truncated: head.truncated })
 }
 
-/// Builds the OPT record of a reply (RFC 6891 section 6.1.2). The DO bit is copied from the
-/// query (RFC 3225).
+/// Builds the front of the OPT record of a reply, without its options (RFC 6891 section 6.1.2).
+/// The DO bit is copied from the query (RFC 3225).
 #[inline]
-fn opt_record(edns: Edns, advertised_udp_bytes: u16, rcode: Rcode) -> [u8; OPT_BYTES] {
-    let [size_high, size_low] = advertised_udp_bytes.to_be_bytes();
-    let flags = if edns.dnssec_ok { 0x80 } else { 0 };
-    [0, 0, rtype::OPT as u8, size_high, size_low, rcode as u8 >> 4, 0, flags, 0, 0, 0]
+fn opt_record(opt: ReplyOpt<'_>, rcode: Rcode) -> [u8; OPT_BYTES] {
+    let [size_high, size_low] = opt.advertised_udp_bytes.to_be_bytes();
+    let [len_high, len_low] = (opt.options.len() as u16).to_be_bytes();
+    let flags = if opt.edns.dnssec_ok { 0x80 } else { 0 };
+    [0, 0, rtype::OPT as u8, size_high, size_low, rcode as u8 >> 4, 0, flags, 0, len_high, len_low]
 }

@@ -1,13 +1,16 @@
 //! DNS server: compiled zones and counters.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use super::DnsConfig;
+use super::cookie;
 use super::error::{DnsError, Warning};
-use super::lookup::CompiledZones;
 use super::message::{Query, Rcode, Rejection};
-use super::reply::{self, WrittenReply};
-use super::{DnsConfig, MAX_UDP_BYTES_WITHOUT_EDNS};
+use super::rate_limit::Verdict;
+use super::reply::{self, ERROR_CONTENT, OptionBuffer, ReplyOpt, WrittenReply};
+use super::served::{DnsReloader, Publication, Served};
+use super::splitmix64::SplitMix64;
 use crate::Responder;
 
 /// Counters of a DNS server. Each thread has its own counters.
@@ -23,6 +26,12 @@ pub struct DnsCounters {
     pub responses_received: u64,
     /// Replies that did not fit the reply buffer; not sent.
     pub no_reply_space: u64,
+    /// Replies over the rate limit; not sent.
+    pub rate_limited: u64,
+    /// Replies over the rate limit that were sent empty, with the TC bit set.
+    pub rate_truncated: u64,
+    /// Queries over UDP with a valid server cookie.
+    pub valid_cookies: u64,
     /// Replies by response code; the code is the index.
     by_rcode: [u64; 17],
 }
@@ -45,6 +54,9 @@ impl DnsCounters {
         self.too_short += other.too_short;
         self.responses_received += other.responses_received;
         self.no_reply_space += other.no_reply_space;
+        self.rate_limited += other.rate_limited;
+        self.rate_truncated += other.rate_truncated;
+        self.valid_cookies += other.valid_cookies;
         for (to, from) in self.by_rcode.iter_mut().zip(other.by_rcode) {
             *to += from;
         }
@@ -63,8 +75,14 @@ impl DnsCounters {
 /// # Ok::<(), tidegate_apps::dns::DnsError>(())
 /// ```
 pub struct DnsServer {
-    zones: Arc<CompiledZones>,
-    max_udp_bytes: usize,
+    publication: Arc<Publication>,
+    /// Version of the publication that `served` is.
+    version: u64,
+    served: Arc<Served>,
+    /// Chooses the replies over the rate limit that are sent truncated.
+    random: SplitMix64,
+    /// Time of the current batch, since the Unix epoch.
+    now_ns: u64,
     counters: DnsCounters,
 }
 
@@ -72,8 +90,11 @@ pub struct DnsServer {
 impl Clone for DnsServer {
     fn clone(&self) -> Self {
         Self {
-            zones: Arc::clone(&self.zones),
-            max_udp_bytes: self.max_udp_bytes,
+            publication: Arc::clone(&self.publication),
+            version: self.version,
+            served: Arc::clone(&self.served),
+            random: self.random.clone(),
+            now_ns: self.now_ns,
             counters: DnsCounters::default(),
         }
     }
@@ -86,32 +107,80 @@ impl DnsServer {
     /// When a zone file cannot be read or is invalid. The error names file, line and what was
     /// expected.
     pub fn load(config: &DnsConfig) -> Result<Self, DnsError> {
-        Ok(DnsServer::new(CompiledZones::load(config)?, config.max_udp_bytes))
-    }
-
-    pub(super) fn new(zones: CompiledZones, max_udp_bytes: usize) -> Self {
-        DnsServer {
-            zones: Arc::new(zones),
-            max_udp_bytes: max_udp_bytes.clamp(MAX_UDP_BYTES_WITHOUT_EDNS, u16::MAX.into()),
+        let served = Arc::new(Served::load(config)?);
+        Ok(DnsServer {
+            publication: Arc::new(Publication::new(Arc::clone(&served))),
+            version: 0,
+            served,
+            random: SplitMix64::new(config.hash_seed),
+            now_ns: 0,
             counters: DnsCounters::default(),
-        }
+        })
     }
 
     /// Creates a server for another thread: shares the zones, has counters of its own.
     pub fn share(&self) -> Self {
-        DnsServer {
-            zones: Arc::clone(&self.zones),
-            max_udp_bytes: self.max_udp_bytes,
-            counters: DnsCounters::default(),
-        }
+        self.clone()
     }
 
-    /// Answers a well-formed query with at most `max_len` bytes, over any transport. Returns the
-    /// length of the reply, or `None` when `reply` cannot hold even an empty answer.
+    /// Handle that replaces the zones of this server, and of all servers shared with it, while
+    /// these serve. A server takes the new zones at the start of its next batch.
+    pub fn reloader(&self) -> DnsReloader {
+        DnsReloader::new(Arc::clone(&self.publication))
+    }
+
+    /// Answers a well-formed query with at most `max_len` bytes, over any transport, and without
+    /// rate limit. Returns the length of the reply, or `None` when `reply` cannot hold even an
+    /// empty answer.
     #[inline]
     pub fn answer(&mut self, query: &Query<'_>, max_len: usize, reply: &mut [u8]) -> Option<usize> {
-        let advertised_udp_bytes = self.max_udp_bytes as u16;
-        let written = reply::write_reply(&self.zones, query, advertised_udp_bytes, max_len, reply);
+        let content = reply::find_content(&self.served.zones, &self.served.identity, query);
+        let opt = reply_opt(&self.served, query, &[]);
+        let written = reply::write_reply(&self.served.zones, query, content, opt, max_len, reply);
+        self.count_reply(written)
+    }
+
+    /// Answers a well-formed query of `client`. `is_stream` is true for TCP, where the address of
+    /// the client is proven.
+    #[inline]
+    fn answer_client(
+        &mut self,
+        query: &Query<'_>,
+        client: IpAddr,
+        is_stream: bool,
+        max_len: usize,
+        reply: &mut [u8],
+    ) -> Option<usize> {
+        let served = &*self.served;
+        // Few queries have options: the buffer is made for these only.
+        let mut options = None;
+        let mut is_proven = is_stream;
+        if query.options.cookie.is_some() || query.options.wants_nsid {
+            let options = options.insert(OptionBuffer::default());
+            is_proven |= add_options(served, query, client, self.now_ns, options);
+            self.counters.valid_cookies += u64::from(is_proven && !is_stream);
+        }
+        let opt = reply_opt(served, query, options.as_ref().map_or(&[], OptionBuffer::as_slice));
+        let content = reply::find_content(&served.zones, &served.identity, query);
+        if let Some(limiter) = &served.limiter
+            && !is_proven
+        {
+            let len = query.header_and_question.len() + content.len();
+            let len = len.min(max_len);
+            match limiter.check(client, content.id(), len, self.now_ns, &mut self.random) {
+                Verdict::Send => {}
+                Verdict::Truncate => {
+                    self.counters.rate_truncated += 1;
+                    let written = reply::write_truncated(query, opt, reply);
+                    return self.count_reply(written);
+                }
+                Verdict::Drop => {
+                    self.counters.rate_limited += 1;
+                    return None;
+                }
+            }
+        }
+        let written = reply::write_reply(&served.zones, query, content, opt, max_len, reply);
         self.count_reply(written)
     }
 
@@ -135,6 +204,21 @@ impl DnsServer {
         }
     }
 
+    /// Applies the rate limit to an error reply, which is small and is dropped over the limit.
+    #[cold]
+    fn limit_rejection(&mut self, rejection: &Rejection<'_>, client: IpAddr) -> Option<()> {
+        let (Some(limiter), Rejection::Error { header_and_question, .. }) =
+            (&self.served.limiter, rejection)
+        else {
+            return Some(());
+        };
+        let len = header_and_question.len();
+        let verdict = limiter.check(client, ERROR_CONTENT, len, self.now_ns, &mut self.random);
+        let is_dropped = verdict == Verdict::Drop;
+        self.counters.rate_limited += u64::from(is_dropped);
+        (!is_dropped).then_some(())
+    }
+
     #[inline]
     fn count_reply(&mut self, written: Option<WrittenReply>) -> Option<usize> {
         let Some(written) = written else {
@@ -153,35 +237,85 @@ impl DnsServer {
 
     /// Irregularities found in the zone files.
     pub fn warnings(&self) -> &[Warning] {
-        &self.zones.warnings
+        &self.served.zones.warnings
     }
 
     /// Number of zones served.
     pub fn zone_count(&self) -> usize {
-        self.zones.zone_count
+        self.served.zones.zone_count
     }
 
     /// Number of names that can be queried, including empty non-terminals.
     pub fn name_count(&self) -> usize {
-        self.zones.name_count()
+        self.served.zones.name_count()
     }
 
     /// Memory used by the prepared answers and their tables, in bytes.
     pub fn memory_bytes(&self) -> usize {
-        self.zones.memory_bytes()
+        self.served.zones.memory_bytes()
     }
+}
+
+/// OPT record of the reply to a query, if the query has one.
+#[inline]
+fn reply_opt<'a>(served: &Served, query: &Query<'_>, options: &'a [u8]) -> Option<ReplyOpt<'a>> {
+    let advertised_udp_bytes = served.max_udp_bytes as u16;
+    query.edns.map(|edns| ReplyOpt { edns, advertised_udp_bytes, options })
+}
+
+/// Adds the options of the reply that the options of the query ask for. Returns true if a cookie
+/// proves the client's address.
+#[inline(never)]
+fn add_options(
+    served: &Served,
+    query: &Query<'_>,
+    client: IpAddr,
+    now_ns: u64,
+    options: &mut OptionBuffer,
+) -> bool {
+    // Options of another EDNS version may mean anything.
+    if query.edns.is_none_or(|edns| edns.version != 0) {
+        return false;
+    }
+    let now_seconds = (now_ns / 1_000_000_000) as u32;
+    let checked = query
+        .options
+        .cookie
+        .and_then(|cookie| cookie::check(&served.cookie_secrets, cookie, client, now_seconds));
+    if let Some(checked) = &checked {
+        options.add_cookie(&checked.reply);
+    }
+    if query.options.wants_nsid
+        && let Some(identity) = served.identity.nsid()
+    {
+        options.add_nsid(identity);
+    }
+    checked.is_some_and(|checked| checked.is_valid)
 }
 
 impl Responder for DnsServer {
     #[inline]
-    fn respond(&mut self, request: &[u8], _from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
+    fn start_batch(&mut self, clock: &dyn Fn() -> u64) {
+        self.now_ns = clock();
+        if self.version != self.publication.version()
+            && let Some((version, served)) = self.publication.try_get()
+        {
+            (self.version, self.served) = (version, served);
+        }
+    }
+
+    #[inline]
+    fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
         self.counters.queries += 1;
         match Query::parse(request) {
             Ok(query) => {
-                let max_len = query.udp_limit_bytes(self.max_udp_bytes);
-                self.answer(&query, max_len, reply)
+                let max_len = query.udp_limit_bytes(self.served.max_udp_bytes);
+                self.answer_client(&query, from.ip(), false, max_len, reply)
             }
-            Err(rejection) => self.reject(rejection, reply),
+            Err(rejection) => {
+                self.limit_rejection(&rejection, from.ip())?;
+                self.reject(rejection, reply)
+            }
         }
     }
 
@@ -189,12 +323,15 @@ impl Responder for DnsServer {
     fn respond_to_stream(
         &mut self,
         request: &[u8],
-        _from: SocketAddr,
+        from: SocketAddr,
         reply: &mut [u8],
     ) -> Option<usize> {
         self.counters.queries += 1;
         match Query::parse(request) {
-            Ok(query) => self.answer(&query, reply.len().min(u16::MAX.into()), reply),
+            Ok(query) => {
+                let max_len = reply.len().min(u16::MAX.into());
+                self.answer_client(&query, from.ip(), true, max_len, reply)
+            }
             Err(rejection) => self.reject(rejection, reply),
         }
     }

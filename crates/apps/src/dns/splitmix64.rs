@@ -1,6 +1,7 @@
 //! SplitMix64: pseudo-random numbers from a seed.
 
 /// SplitMix64 generator; not for secrets.
+#[derive(Clone)]
 pub(super) struct SplitMix64(u64);
 
 impl SplitMix64 {

@@ -65,14 +65,11 @@ impl Zone {
         for record in records {
             let key = name::tree_key(record.owner.wire());
             if !key.starts_with(&apex_key) {
-                return Err(zone_error(
-                    path,
-                    record.line,
-                    format!(
-                        "{} is not in zone {apex}: remove the record or correct $ORIGIN",
-                        record.owner
-                    ),
-                ));
+                let problem = format!(
+                    "{} is not in zone {apex}: remove the record or correct $ORIGIN",
+                    record.owner
+                );
+                return Err(record_error(&record, problem));
             }
             keyed.push((key, record));
         }
@@ -80,13 +77,14 @@ impl Zone {
         keyed.sort_by(|(key, record), (other_key, other)| {
             key.cmp(other_key).then(record.rtype.cmp(&other.rtype))
         });
+        check_below_dnames(&keyed)?;
         let mut nodes: Vec<ZoneNode> = Vec::new();
         let mut at = 0;
         while at < keyed.len() {
             let len = keyed[at..].iter().take_while(|(key, _)| *key == keyed[at].0).count();
             let same_owner = &mut keyed[at..at + len];
             add_missing_ancestors(&mut nodes, &apex_key, &same_owner[0].0, &same_owner[0].1.owner);
-            nodes.push(build_node(path, same_owner, &apex, warnings)?);
+            nodes.push(build_node(same_owner, &apex, warnings)?);
             at += len;
         }
         Ok(Zone { path: path.to_owned(), apex, apex_key, nodes })
@@ -114,8 +112,43 @@ impl Zone {
     }
 }
 
-fn zone_error(path: &Path, line: usize, problem: String) -> DnsError {
-    DnsError::InvalidZone { location: ZoneFileLocation::at_line(path, line), problem }
+/// Error of a record.
+fn record_error(record: &FileRecord, problem: String) -> DnsError {
+    DnsError::InvalidZone { location: record.location(), problem }
+}
+
+/// Location of `other` in an error of `record`: the line, and the file if it is another.
+fn place_of(other: &FileRecord, record: &FileRecord) -> String {
+    if other.file == record.file {
+        format!("line {}", other.line)
+    } else {
+        other.location().to_string()
+    }
+}
+
+/// Rejects records below a DNAME record, which would never be answered (RFC 6672 section 2.4).
+/// `records` are in tree order.
+fn check_below_dnames(records: &[(Box<[u8]>, FileRecord)]) -> Result<(), DnsError> {
+    let mut last_dname: Option<&(Box<[u8]>, FileRecord)> = None;
+    for pair in records {
+        let (key, record) = pair;
+        if let Some((above, dname)) = last_dname
+            && key.len() > above.len()
+            && key.starts_with(above)
+        {
+            let problem = format!(
+                "{} is below the DNAME record of {} ({}): remove one of them (RFC 6672)",
+                record.owner,
+                dname.owner,
+                place_of(dname, record)
+            );
+            return Err(record_error(record, problem));
+        }
+        if record.rtype == rtype::DNAME {
+            last_dname = Some(pair);
+        }
+    }
+    Ok(())
 }
 
 /// Finds the only SOA record and returns its owner, the name of the zone.
@@ -123,11 +156,14 @@ fn find_apex(path: &Path, origin: Option<&Name>, records: &[FileRecord]) -> Resu
     let mut soas = records.iter().filter(|record| record.rtype == rtype::SOA);
     let Some(soa) = soas.next() else {
         let problem = "the zone has no SOA record: add one".to_owned();
-        return Err(zone_error(path, 0, problem));
+        return Err(DnsError::InvalidZone {
+            location: ZoneFileLocation::at_line(path, 0),
+            problem,
+        });
     };
     if let Some(second) = soas.next() {
-        let problem = format!("a second SOA record: the first is on line {}", soa.line);
-        return Err(zone_error(path, second.line, problem));
+        let problem = format!("a second SOA record: the first is on {}", place_of(soa, second));
+        return Err(record_error(second, problem));
     }
     if let Some(origin) = origin
         && origin.to_lower() != soa.owner.to_lower()
@@ -136,14 +172,14 @@ fn find_apex(path: &Path, origin: Option<&Name>, records: &[FileRecord]) -> Resu
             "the owner of the SOA record is {}, but the configured zone is {origin}",
             soa.owner
         );
-        return Err(zone_error(path, soa.line, problem));
+        return Err(record_error(soa, problem));
     }
     let has_ns = |record: &FileRecord| {
         record.rtype == rtype::NS && record.owner.to_lower() == soa.owner.to_lower()
     };
     if !records.iter().any(has_ns) {
         let problem = format!("{} has no NS record: add at least one", soa.owner);
-        return Err(zone_error(path, soa.line, problem));
+        return Err(record_error(soa, problem));
     }
     Ok(soa.owner.clone())
 }
@@ -185,13 +221,12 @@ fn common_ancestor_len(one: &[u8], other: &[u8]) -> usize {
 
 /// Builds a node from the records of one name, sorted by type.
 fn build_node(
-    path: &Path,
     records: &mut [(Box<[u8]>, FileRecord)],
     apex: &Name,
     warnings: &mut Vec<Warning>,
 ) -> Result<ZoneNode, DnsError> {
     let (key, owner) = (records[0].0.clone(), records[0].1.owner.clone());
-    check_type_conflicts(path, records, apex)?;
+    check_type_conflicts(records, apex)?;
     let mut sets: Vec<RecordSet> = Vec::new();
     for (_, record) in records {
         let data = std::mem::take(&mut record.data);
@@ -203,7 +238,7 @@ fn build_node(
                 if set.ttl != record.ttl && record.rtype != rtype::RRSIG {
                     let ttl = set.ttl.min(record.ttl);
                     warnings.push(Warning {
-                        location: ZoneFileLocation::at_line(path, record.line),
+                        location: record.location(),
                         message: format!(
                             "the records of {owner} have TTLs {} and {}; using {ttl} for all",
                             set.ttl, record.ttl
@@ -222,40 +257,38 @@ fn build_node(
 
 /// Rejects record types that may not exist together at one name, and duplicate CNAME or DNAME
 /// records.
-fn check_type_conflicts(
-    path: &Path,
-    records: &[(Box<[u8]>, FileRecord)],
-    apex: &Name,
-) -> Result<(), DnsError> {
+fn check_type_conflicts(records: &[(Box<[u8]>, FileRecord)], apex: &Name) -> Result<(), DnsError> {
     let owner = &records[0].1.owner;
     let of_type = |wanted| records.iter().map(|(_, r)| r).filter(move |r| r.rtype == wanted);
     if let Some(cname) = of_type(rtype::CNAME).next() {
         // RFC 1034 section 3.6.2, RFC 4035 section 2.5.
         let allowed = [rtype::CNAME, rtype::RRSIG, rtype::NSEC, rtype::KEY, rtype::SIG];
         if let Some((_, other)) = records.iter().find(|(_, r)| !allowed.contains(&r.rtype)) {
+            let (first, second) =
+                if other.line < cname.line { (other, cname) } else { (cname, other) };
             let problem = format!(
-                "{owner} has a CNAME record (line {}) and other data: keep one of them",
-                cname.line
+                "{owner} has a CNAME record and other data ({}): keep one of them",
+                place_of(first, second)
             );
-            return Err(zone_error(path, other.line.max(cname.line), problem));
+            return Err(record_error(second, problem));
         }
         if let Some(second) = of_type(rtype::CNAME).find(|r| r.data != cname.data) {
             let problem = format!("{owner} has a second CNAME record: keep one");
-            return Err(zone_error(path, second.line, problem));
+            return Err(record_error(second, problem));
         }
     }
     if let Some(dname) = of_type(rtype::DNAME).next()
         && let Some(second) = of_type(rtype::DNAME).find(|r| r.data != dname.data)
     {
         let problem = format!("{owner} has a second DNAME record: keep one (RFC 6672)");
-        return Err(zone_error(path, second.line, problem));
+        return Err(record_error(second, problem));
     }
     if owner.wire().starts_with(b"\x01*") {
         for (kind, text) in [(rtype::NS, "NS"), (rtype::DNAME, "DNAME")] {
             if let Some(record) = of_type(kind).next() {
                 let problem =
                     format!("{text} at the wildcard {owner} has no meaning (RFC 4592 section 4)");
-                return Err(zone_error(path, record.line, problem));
+                return Err(record_error(record, problem));
             }
         }
     }
@@ -265,7 +298,7 @@ fn check_type_conflicts(
         && let Some(ns) = of_type(rtype::NS).next()
     {
         let problem = format!("{owner} has both DNAME and NS records: keep one (RFC 6672)");
-        return Err(zone_error(path, ns.line, problem));
+        return Err(record_error(ns, problem));
     }
     Ok(())
 }

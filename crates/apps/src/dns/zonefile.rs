@@ -3,7 +3,12 @@
 //! The scanner gets one entry at a time. So errors in the syntax or in the rules of a zone can
 //! name the line of the record.
 
-use std::path::Path;
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use domain::base::iana::{Class, Rtype};
 use domain::base::name::{ParsedName, ToLabelIter};
@@ -15,7 +20,14 @@ use domain::zonefile::inplace::{self, ScannedRecord, Zonefile};
 use super::entries::{Entries, FileEntry, UnclosedEntry};
 use super::error::{DnsError, ZoneFileLocation};
 use super::message::rtype;
-use super::name::Name;
+use super::name::{self, Name};
+use super::rdata;
+
+/// Maximum depth of included files.
+const MAX_INCLUDE_DEPTH: usize = 8;
+
+/// Maximum number of files that one zone file includes, at all depths together.
+const MAX_INCLUDES: usize = 1000;
 
 /// Record of a zone file.
 #[derive(Debug)]
@@ -25,8 +37,17 @@ pub(super) struct FileRecord {
     pub ttl: u32,
     /// Record data in wire format, with uncompressed names.
     pub data: Box<[u8]>,
+    /// File of the record: the zone file, or a file that it includes.
+    pub file: Arc<Path>,
     /// Line where the record begins, from 1.
     pub line: usize,
+}
+
+impl FileRecord {
+    /// Location of the record.
+    pub(super) fn location(&self) -> ZoneFileLocation {
+        ZoneFileLocation::at_line(&self.file, self.line)
+    }
 }
 
 /// Reads all records of a zone file.
@@ -39,50 +60,193 @@ pub(super) fn read_records(
     scan_records(path, &text, origin)
 }
 
-/// Reads all records from the text of a zone file. `path` appears in error messages only.
+/// Reads all records from the text of a zone file at `path`, and of the files that it includes.
 pub(super) fn scan_records(
     path: &Path,
     text: &[u8],
     origin: Option<&Name>,
 ) -> Result<Vec<FileRecord>, DnsError> {
-    // Capacity for the whole text: the scanner hands out parts of its buffer.
-    let mut scanner = Zonefile::with_capacity(text.len() + 1);
-    scanner.set_default_class(Class::IN);
-    if let Some(origin) = origin
-        && let Ok(origin) = domain::base::Name::from_octets(origin.wire().to_vec().into())
-    {
-        scanner.set_origin(origin);
-    }
-    let mut entries = Entries::new(text);
-    let mut records = Vec::new();
-    let mut lines_scanned = 0;
-    while let Some(entry) = entries.next().map_err(|unclosed| unclosed_error(path, &unclosed))? {
-        let normalized = entry.normalized();
-        scanner.extend_from_slice(&normalized);
-        let (line, _) = entry.position(0);
-        loop {
-            match scanner.next_entry() {
-                Ok(None) => break,
-                Ok(Some(inplace::Entry::Record(record))) => {
-                    records.push(convert(path, line, &record)?);
-                }
-                Ok(Some(inplace::Entry::Include { .. })) => {
-                    let problem = "$INCLUDE is not supported: put the records into this file";
-                    return Err(syntax_error(path, &entry, 0, problem.to_owned()));
-                }
-                Err(error) => {
-                    return Err(scanner_error(path, &entry, lines_scanned, &error.to_string()));
-                }
-            }
-        }
-        lines_scanned += normalized.iter().filter(|&&byte| byte == b'\n').count();
-        drop(normalized);
-        entries.recycle(entry);
-    }
-    Ok(records)
+    let mut reader = Reader { zone_path: path, records: Vec::new(), includes: 0 };
+    reader.scan_file(&path.into(), text, origin.cloned(), None, 0)?;
+    Ok(reader.records)
 }
 
-fn convert(path: &Path, line: usize, record: &ScannedRecord) -> Result<FileRecord, DnsError> {
+/// Reader of a zone file and the files that it includes.
+struct Reader<'a> {
+    zone_path: &'a Path,
+    records: Vec<FileRecord>,
+    includes: usize,
+}
+
+impl Reader<'_> {
+    /// Reads one file, `depth` levels below the zone file, with this origin and default TTL.
+    fn scan_file(
+        &mut self,
+        path: &Arc<Path>,
+        text: &[u8],
+        origin: Option<Name>,
+        ttl: Option<Vec<u8>>,
+        depth: usize,
+    ) -> Result<(), DnsError> {
+        // Capacity for the whole text: the scanner hands out parts of its buffer.
+        let mut scanner = Zonefile::with_capacity(text.len() + 1);
+        scanner.set_default_class(Class::IN);
+        if let Some(origin) = origin
+            && let Ok(origin) = domain::base::Name::from_octets(origin.wire().to_vec().into())
+        {
+            scanner.set_origin(origin);
+        }
+        let mut ttl = ttl;
+        let mut entries = Entries::new(text);
+        let mut lines_scanned = 0;
+        if let Some(ttl) = &ttl {
+            scanner.extend_from_slice(&[b"$TTL ", &ttl[..], b"\n"].concat());
+            lines_scanned = 1;
+        }
+        while let Some(entry) =
+            entries.next().map_err(|unclosed| unclosed_error(path, &unclosed))?
+        {
+            if entry.is_directive(b"$INCLUDE") {
+                self.include(path, &entry, current_origin(&scanner), ttl.clone(), depth)?;
+                entries.recycle(entry);
+                continue;
+            }
+            let normalized = in_scanner_form(path, &entry, &scanner)?;
+            if entry.is_directive(b"$TTL") {
+                ttl = normalized.split(|byte| b" \t".contains(byte)).nth(1).map(<[u8]>::to_vec);
+            }
+            scanner.extend_from_slice(&normalized);
+            let (line, _) = entry.position(0);
+            loop {
+                match scanner.next_entry() {
+                    Ok(None) => break,
+                    Ok(Some(inplace::Entry::Record(record))) => {
+                        self.records.push(convert(path, line, &record)?);
+                    }
+                    // Directives of this kind do not reach the scanner.
+                    Ok(Some(inplace::Entry::Include { .. })) => {}
+                    Err(error) => {
+                        let message = error.to_string();
+                        let text = &normalized;
+                        return Err(scanner_error(path, &entry, text, lines_scanned, &message));
+                    }
+                }
+            }
+            lines_scanned += normalized.iter().filter(|&&byte| byte == b'\n').count();
+            drop(normalized);
+            entries.recycle(entry);
+        }
+        Ok(())
+    }
+
+    /// Reads the file of an `$INCLUDE FILE [ORIGIN]` directive in the file at `path` (RFC 1035
+    /// section 5.1). Its origin and default TTL end with the included file.
+    fn include(
+        &mut self,
+        path: &Path,
+        entry: &FileEntry<'_>,
+        origin: Option<Name>,
+        ttl: Option<Vec<u8>>,
+        depth: usize,
+    ) -> Result<(), DnsError> {
+        let fail = |token, problem: String| Err(syntax_error(path, entry, token, problem));
+        let file = match entry.decoded_token(1) {
+            Some(file) if !file.is_empty() && !file.contains(&0) => {
+                PathBuf::from(OsString::from_vec(file))
+            }
+            _ => return fail(1, "expected the name of a file after $INCLUDE".to_owned()),
+        };
+        let origin = match entry.token(2) {
+            [] => origin,
+            text => match std::str::from_utf8(text)
+                .ok()
+                .and_then(|text| name::complete(text, origin.as_ref()))
+            {
+                Some(origin) => Some(origin),
+                None => return fail(2, "expected a domain name as origin".to_owned()),
+            },
+        };
+        if !entry.token(3).is_empty() {
+            return fail(3, "expected the end of the $INCLUDE directive".to_owned());
+        }
+        self.includes += 1;
+        if depth >= MAX_INCLUDE_DEPTH || self.includes > MAX_INCLUDES {
+            return fail(
+                0,
+                format!(
+                    "expected at most {MAX_INCLUDE_DEPTH} levels and {MAX_INCLUDES} included \
+                     files: does a file include itself?"
+                ),
+            );
+        }
+        let file = path.parent().unwrap_or(Path::new("")).join(file);
+        let text = match read_included(self.zone_path, &file) {
+            Ok(text) => text,
+            Err(error) => return fail(1, format!("cannot include {}: {error}", file.display())),
+        };
+        self.scan_file(&file.into(), &text, origin, ttl, depth + 1)
+    }
+}
+
+/// Reads an included file. The file must lie below the folder of the zone file, symbolic links
+/// followed, so that a zone file cannot make errors show parts of other files.
+fn read_included(zone_path: &Path, file: &Path) -> io::Result<Vec<u8>> {
+    let folder = match zone_path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let (folder, file) = (folder.canonicalize()?, file.canonicalize()?);
+    if !file.starts_with(&folder) {
+        return Err(io::Error::other(format!(
+            "the file is outside {}, the folder of the zone file: move it there",
+            folder.display()
+        )));
+    }
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("expected a regular file"));
+    }
+    std::fs::read(file)
+}
+
+/// Origin at the scanner's position.
+fn current_origin(scanner: &Zonefile) -> Option<Name> {
+    Name::from_wire(scanner.origin().ok()?.as_slice())
+}
+
+/// Text of an entry in the form that the scanner expects.
+fn in_scanner_form<'a>(
+    path: &Path,
+    entry: &'a FileEntry<'_>,
+    scanner: &Zonefile,
+) -> Result<Cow<'a, [u8]>, DnsError> {
+    let origin = || current_origin(scanner);
+    match rdata::to_generic_form(entry, origin) {
+        Ok(Some(text)) => Ok(Cow::Owned(text)),
+        Ok(None) => Ok(entry.normalized()),
+        Err(error) => {
+            let expected = error.expected;
+            Err(match entry.token(error.token) {
+                [] => {
+                    let last = error.token - 1;
+                    let problem =
+                        format!("expected {expected} after `{}`", shown(entry.token(last)));
+                    syntax_error(path, entry, last, problem)
+                }
+                found => {
+                    let problem = format!("expected {expected}, found `{}`", shown(found));
+                    syntax_error(path, entry, error.token, problem)
+                }
+            })
+        }
+    }
+}
+
+/// Text of a token in an error message.
+fn shown(token: &[u8]) -> String {
+    String::from_utf8_lossy(token).chars().take(64).collect()
+}
+
+fn convert(path: &Arc<Path>, line: usize, record: &ScannedRecord) -> Result<FileRecord, DnsError> {
     let zone_error = |problem| DnsError::InvalidZone {
         location: ZoneFileLocation::at_line(path, line),
         problem,
@@ -111,7 +275,8 @@ fn convert(path: &Path, line: usize, record: &ScannedRecord) -> Result<FileRecor
             record.rtype()
         )));
     }
-    Ok(FileRecord { owner, rtype, ttl: record.ttl().as_secs(), data: data.into(), line })
+    let (ttl, data, file) = (record.ttl().as_secs(), data.into(), Arc::clone(path));
+    Ok(FileRecord { owner, rtype, ttl, data, file, line })
 }
 
 /// True when a receiver parses this data back to the same data. The scanner accepts a name with
@@ -145,6 +310,7 @@ fn syntax_error(path: &Path, entry: &FileEntry<'_>, token: usize, problem: Strin
 fn scanner_error(
     path: &Path,
     entry: &FileEntry<'_>,
+    normalized: &[u8],
     lines_scanned: usize,
     message: &str,
 ) -> DnsError {
@@ -153,13 +319,12 @@ fn scanner_error(
     let (line, column) = (number().unwrap_or(0), number().unwrap_or(0));
     let reason = parts.next().unwrap_or(message).trim();
     let line = line.saturating_sub(lines_scanned);
-    let mut token = FileEntry::token_at_scanner_position(&entry.normalized(), line, column);
+    let mut token = FileEntry::token_at_scanner_position(normalized, line, column);
     if reason == "trailing tokens" {
         // The scanner has not read the unexpected token.
         token += 1;
     }
-    let text = String::from_utf8_lossy(entry.token(token));
-    let text: String = text.chars().take(64).collect();
+    let text = shown(entry.token(token));
     let problem = match reason {
         "expected rtype" => format!("expected a TTL, a class or a record type, found `{text}`"),
         "missing origin" => format!(
@@ -171,7 +336,7 @@ fn scanner_error(
         "trailing tokens" => format!("expected the end of the record, found `{text}`"),
         "unbalanced parens" => "expected an opening parenthesis before the closing one".to_owned(),
         other if other.starts_with("unknown control") => {
-            format!("expected $ORIGIN or $TTL, found `{text}`")
+            format!("expected $ORIGIN, $TTL or $INCLUDE, found `{text}`")
         }
         other if other.starts_with("different class") => {
             "expected class IN: no other class is served".to_owned()

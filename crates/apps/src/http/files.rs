@@ -13,7 +13,7 @@ use super::conditions::Validators;
 
 /// Directory whose files are served. No path and no symbolic link leads out of it.
 #[derive(Debug)]
-pub(super) struct DocumentRoot {
+pub struct DocumentRoot {
     fd: OwnedFd,
 }
 
@@ -38,7 +38,11 @@ pub(super) struct FileEntry {
 }
 
 impl DocumentRoot {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// When there is no such directory, or the process may not open it.
+    pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self { fd: open(path, flags, Mode::empty())? })
     }

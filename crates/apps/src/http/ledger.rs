@@ -3,7 +3,7 @@
 use std::collections::{BinaryHeap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(super) enum Order {
 
 /// Memory and connections of one server.
 pub(super) struct Ledger {
-    limits: HttpLimits,
+    limits: RwLock<HttpLimits>,
     /// Copy of [`State::used_bytes`], which is read without the lock.
     used_bytes: AtomicUsize,
     state: Mutex<State>,
@@ -76,7 +76,21 @@ pub(super) struct Account {
 
 impl Ledger {
     pub(super) fn new(limits: HttpLimits) -> Self {
-        Self { limits, used_bytes: AtomicUsize::new(0), state: Mutex::default() }
+        Self {
+            limits: RwLock::new(limits),
+            used_bytes: AtomicUsize::new(0),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Limits in force.
+    pub(super) fn limits(&self) -> HttpLimits {
+        *self.limits.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the limits. Open connections keep their time limits.
+    pub(super) fn set_limits(&self, limits: HttpLimits) {
+        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -86,19 +100,21 @@ impl Ledger {
     /// Returns true if there is memory for one more connection; evicts stalled connections
     /// otherwise.
     pub(super) fn make_room(&self, now: Instant) -> bool {
+        let limits = self.limits();
         let mut state = self.lock();
-        if !state.has_room(&self.limits) {
-            state.evict(&self.limits, now);
+        if !state.has_room(&limits) {
+            state.evict(&limits, now);
             self.used_bytes.store(state.used_bytes, Ordering::Relaxed);
         }
-        state.has_room(&self.limits)
+        state.has_room(&limits)
     }
 
     /// Evicts a part of the stalled connections, for want of descriptors.
     pub(super) fn release_descriptors(&self, now: Instant) {
+        let limits = self.limits();
         let mut state = self.lock();
         let max_connections = state.connections;
-        state.evict(&HttpLimits { max_connections, ..self.limits }, now);
+        state.evict(&HttpLimits { max_connections, ..limits }, now);
         self.used_bytes.store(state.used_bytes, Ordering::Relaxed);
     }
 
@@ -130,11 +146,12 @@ impl Ledger {
     /// Send buffer that a connection may have now, in bytes.
     pub(super) fn send_buffer_bytes(&self) -> u32 {
         let used_bytes = self.used_bytes.load(Ordering::Relaxed);
-        let free_bytes = self.limits.memory_bytes.saturating_sub(used_bytes);
+        let limits = self.limits();
+        let free_bytes = limits.memory_bytes.saturating_sub(used_bytes);
         let share = u32::try_from(free_bytes / FREE_MEMORY_DIVISOR).unwrap_or(u32::MAX);
         // Few sizes: sockets with the same options share them.
         let share = 1 << share.max(1).ilog2();
-        share.min(self.limits.max_send_buffer_bytes).max(MIN_SEND_BUFFER_BYTES)
+        share.min(limits.max_send_buffer_bytes).max(MIN_SEND_BUFFER_BYTES)
     }
 
     /// Number of open connections, without those that were evicted.
@@ -165,8 +182,9 @@ impl Account {
             entry.waker = Some(waker.clone());
         }
         state.set_bytes(self.slot, bytes);
-        if state.used_bytes > ledger.limits.memory_bytes {
-            state.evict(&ledger.limits, now);
+        let limits = ledger.limits();
+        if state.used_bytes > limits.memory_bytes {
+            state.evict(&limits, now);
         }
         ledger.used_bytes.store(state.used_bytes, Ordering::Relaxed);
         match state.entries.get_mut(self.slot) {

@@ -20,6 +20,7 @@ mod serve;
 mod service;
 
 pub use body::ResponseBody;
+pub use files::DocumentRoot;
 pub use limits::HttpLimits;
 pub use listener::{HttpListener, HttpStream};
 pub use serve::{serve_http, serve_http_kernel};

@@ -67,9 +67,9 @@ pub fn serve_http(
     stop: &AtomicBool,
 ) -> io::Result<()> {
     let driver = drive(net.clone());
-    let limits = limits.within_descriptors(raise_limit(FILE_DESCRIPTORS)?);
+    let max_connections = raise_limit(FILE_DESCRIPTORS)?;
     let listeners = listeners.into_iter().map(tidegate::tokio::TcpListener::from);
-    run(async { Ok(listeners.collect()) }, driver, service, limits, stop)
+    run(async { Ok(listeners.collect()) }, driver, service, (limits, max_connections), stop)
 }
 
 /// As [`serve_http`], on kernel sockets. Calls `ready` once the server listens.
@@ -83,7 +83,7 @@ pub fn serve_http_kernel(
     stop: &AtomicBool,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
-    let limits = limits.within_descriptors(raise_limit(KERNEL_DESCRIPTORS)?);
+    let max_connections = raise_limit(KERNEL_DESCRIPTORS)?;
     let listeners = async {
         let mut listeners = Vec::new();
         for &address in addresses {
@@ -93,25 +93,28 @@ pub fn serve_http_kernel(
         ready()?;
         Ok(listeners)
     };
-    run(listeners, std::future::pending(), service, limits, stop)
+    run(listeners, std::future::pending(), service, (limits, max_connections), stop)
 }
 
 fn run<L: HttpListener>(
     listeners: impl Future<Output = io::Result<Vec<L>>>,
     driver: impl Future<Output = io::Result<()>> + Send + 'static,
     service: &Arc<Service>,
-    limits: HttpLimits,
+    (limits, max_connections): (HttpLimits, usize),
     stop: &AtomicBool,
 ) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut driver = tokio::spawn(driver);
-        let ledger = Arc::new(Ledger::new(limits));
+        let ledger = Arc::new(Ledger::new(limits.within_descriptors(max_connections)));
         let accepting = listeners.await?.into_iter().map(|listener| {
-            tokio::spawn(accept(listener, Arc::clone(service), Arc::clone(&ledger), limits))
+            tokio::spawn(accept(listener, Arc::clone(service), Arc::clone(&ledger)))
         });
         let accepting: Vec<_> = accepting.collect();
         while !stop.load(Ordering::Relaxed) {
+            if let Some(limits) = service.take_new_limits() {
+                ledger.set_limits(limits.within_descriptors(max_connections));
+            }
             if let Ok(ended) = timeout(STOP_CHECK_INTERVAL, &mut driver).await {
                 return ended.unwrap_or_else(|error| Err(io::Error::other(error)));
             }
@@ -133,13 +136,9 @@ fn run<L: HttpListener>(
     })
 }
 
-async fn accept<L: HttpListener>(
-    listener: L,
-    service: Arc<Service>,
-    ledger: Arc<Ledger>,
-    limits: HttpLimits,
-) {
+async fn accept<L: HttpListener>(listener: L, service: Arc<Service>, ledger: Arc<Ledger>) {
     loop {
+        let limits = ledger.limits();
         let accepted = std::future::poll_fn(|context| listener.poll_accept(context, &limits)).await;
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -154,6 +153,6 @@ async fn accept<L: HttpListener>(
         while !ledger.make_room(Instant::now()) {
             sleep(RETRY_DELAY).await;
         }
-        tokio::spawn(Connection::new(stream, peer.ip(), &service, &ledger, limits));
+        tokio::spawn(Connection::new(stream, peer.ip(), &service, &ledger, ledger.limits()));
     }
 }

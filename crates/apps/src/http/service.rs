@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use hyper::body::Incoming;
 use hyper::header::{
@@ -18,6 +19,7 @@ use super::body::ResponseBody;
 use super::conditions::ConditionalOutcome;
 use super::descriptors::is_out_of_descriptors;
 use super::files::{DocumentRoot, FileEntry, FileLookup};
+use super::limits::HttpLimits;
 use super::response::{build_response, method_not_allowed, status_response};
 
 /// Counters of an HTTP server. May be read while the server runs.
@@ -66,7 +68,9 @@ type ExtraStatus = Box<dyn Fn() -> Value + Send + Sync>;
 /// Files have entity tags, modification dates and single ranges (RFC 9110). No path and no
 /// symbolic link leads out of the document root.
 pub struct Service {
-    document_root: Option<DocumentRoot>,
+    document_root: RwLock<Option<Arc<DocumentRoot>>>,
+    /// Limits that the server has not yet taken.
+    new_limits: Mutex<Option<HttpLimits>>,
     counters: HttpCounters,
     extra_status: ExtraStatus,
 }
@@ -86,10 +90,31 @@ impl Service {
     ) -> io::Result<Self> {
         let document_root = root.map(DocumentRoot::open).transpose()?;
         Ok(Self {
-            document_root,
+            document_root: RwLock::new(document_root.map(Arc::new)),
+            new_limits: Mutex::new(None),
             counters: HttpCounters::default(),
             extra_status: Box::new(extra_status),
         })
+    }
+
+    /// Replaces the document root and the limits while the server runs. Requests in progress and
+    /// open connections keep theirs.
+    pub fn replace_settings(&self, root: Option<DocumentRoot>, limits: HttpLimits) {
+        *self.document_root.write().unwrap_or_else(PoisonError::into_inner) = root.map(Arc::new);
+        *self.lock_new_limits() = Some(limits);
+    }
+
+    /// Takes limits that have replaced those of the server.
+    pub(super) fn take_new_limits(&self) -> Option<HttpLimits> {
+        self.lock_new_limits().take()
+    }
+
+    fn lock_new_limits(&self) -> MutexGuard<'_, Option<HttpLimits>> {
+        self.new_limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn document_root(&self) -> Option<Arc<DocumentRoot>> {
+        self.document_root.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Counters so far.
@@ -140,7 +165,7 @@ impl Service {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return method_not_allowed(FILE_METHODS);
         }
-        let Some(document_root) = &self.document_root else {
+        let Some(document_root) = self.document_root() else {
             return status_response(StatusCode::NOT_FOUND);
         };
         match document_root.find(path) {
@@ -160,7 +185,7 @@ impl Service {
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Service")
-            .field("document_root", &self.document_root)
+            .field("document_root", &self.document_root())
             .finish_non_exhaustive()
     }
 }

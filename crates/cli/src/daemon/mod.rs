@@ -28,7 +28,9 @@ use crate::config;
 use crate::control::ControlSocket;
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind};
+use crate::output::print_line;
 use crate::process::{raise_priority, stop_flag};
+use crate::reload::{NetSettings, ReloadThread};
 
 /// Interval at which the main thread checks for the end of the network cores.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -147,6 +149,7 @@ impl DaemonCommand {
         let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
+        let reload = ReloadThread::start()?;
         let stop = stop_flag(self.duration)?;
         let mut net = host.net_config(&settings)?;
         let classes = config::admission(self.admission, self.config.as_deref())?;
@@ -181,7 +184,18 @@ impl DaemonCommand {
         } else {
             Daemon::start_with(net, start)?
         };
+        reload.serve(vec![self.net_settings().into_part(daemon.controls())?]);
         self.run_until_stopped(daemon, kept, &stop)
+    }
+
+    /// Flags of the settings that SIGHUP reloads.
+    fn net_settings(&self) -> NetSettings {
+        NetSettings {
+            config: self.config.clone(),
+            host_flags: self.host.clone(),
+            gate_flags: self.gate.clone(),
+            admission_flag: self.admission,
+        }
     }
 
     /// Returns the limits and the socket of the applications.
@@ -231,7 +245,7 @@ impl DaemonCommand {
             std::thread::sleep(POLL_INTERVAL);
         }
         if daemon.is_running() && self.json {
-            println!("{}", serde_json::to_string(&daemon.report()?)?);
+            print_line!("{}", serde_json::to_string(&daemon.report()?)?)?;
         }
         if let Some(successor) = daemon.stop()? {
             control.into_iter().for_each(ControlSocket::hand_over);

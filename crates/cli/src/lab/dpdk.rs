@@ -7,6 +7,7 @@ use tidegate_lab::dpdk::{DpdkLabConfig, ForwardConfig, forward, run};
 
 use super::{Measure, PlotOutput};
 use crate::Failure;
+use crate::output::print_line;
 
 /// Flags of `lab dpdk`.
 #[derive(Args)]
@@ -39,7 +40,7 @@ impl DpdkLab {
                 let _ = writeln!(out, "ready: {} is open", config.device);
                 let _ = out.flush();
             })?;
-            println!("{}", serde_json::json!({ "frames_per_second": rate.round() }));
+            print_line!("{}", serde_json::json!({ "frames_per_second": rate.round() }))?;
             return Ok(());
         }
         let config =

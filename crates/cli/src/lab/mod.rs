@@ -23,11 +23,16 @@ mod sweep;
 mod tcp;
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Subcommand};
-use tidegate_lab::Experiment;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tidegate_lab::{Experiment, netns};
 
 use crate::Failure;
+use crate::output::print;
 
 /// Experiments.
 #[derive(Subcommand)]
@@ -121,8 +126,37 @@ pub(crate) enum Lab {
     PapersLivelock(papers_livelock::PapersLivelockLab),
 }
 
+/// Does `work`. SIGINT, SIGTERM and SIGHUP end the process before, without its namespaces and the
+/// processes in them.
+pub(crate) fn clean_up_on_signal(
+    work: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let is_ending = Arc::new(AtomicBool::new(false));
+    let ending = Arc::clone(&is_ending);
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            ending.store(true, Ordering::Release);
+            // The experiment may still create some.
+            while netns::remove_own() > 0 {}
+            // As a shell reports a command that a signal has ended.
+            std::process::exit(128 + signal);
+        }
+    })?;
+    let result = work();
+    while is_ending.load(Ordering::Acquire) {
+        // The experiment fails without its namespaces. The other thread ends the process.
+        std::thread::park();
+    }
+    result
+}
+
 impl Lab {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        clean_up_on_signal(|| self.run_experiment())
+    }
+
+    fn run_experiment(self) -> Result<(), Failure> {
         match self {
             Lab::Dns(lab) => lab.run(),
             Lab::EchoCost(lab) => lab.run(),
@@ -220,16 +254,16 @@ impl Output {
     /// Prints the result as text, and writes it as JSON when asked to.
     pub(crate) fn write(&self, result: &Experiment) -> Result<(), Failure> {
         let Some(path) = &self.json else {
-            print!("{result}");
+            print(format_args!("{result}"))?;
             return Ok(());
         };
         let text = serde_json::to_string_pretty(result)? + "\n";
         if path.as_os_str() == "-" {
-            print!("{text}");
+            print(format_args!("{text}"))?;
             return Ok(());
         }
         std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
-        print!("{result}");
+        print(format_args!("{result}"))?;
         Ok(())
     }
 }

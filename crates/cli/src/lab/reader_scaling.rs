@@ -5,6 +5,7 @@ use tidegate_lab::reader_scaling;
 
 use super::{Measure, PlotOutput};
 use crate::Failure;
+use crate::output::log;
 
 /// Flags of `lab reader-scaling`.
 #[derive(Args)]
@@ -46,7 +47,7 @@ impl ReaderScalingLab {
         if !self.loads.is_empty() {
             config.loads_pps = self.loads;
         }
-        let result = reader_scaling::run(&config, &mut |progress| eprintln!("{progress}"))?;
+        let result = reader_scaling::run(&config, &mut |progress| log(format_args!("{progress}")))?;
         self.output.write(&result)
     }
 }

@@ -7,6 +7,7 @@ use tidegate_lab::receive_queues;
 
 use super::PlotOutput;
 use crate::Failure;
+use crate::output::log;
 
 /// Flags of `lab receive-queues`.
 #[derive(Args)]
@@ -59,7 +60,7 @@ impl ReceiveQueuesLab {
         config.schemes = self.schemes;
         config.time_limit = Duration::try_from_secs_f64(self.cut_off)
             .map_err(|error| format!("--cut-off {}: {error}", self.cut_off))?;
-        let result = receive_queues::run(&config, &mut |progress| eprintln!("{progress}"))?;
+        let result = receive_queues::run(&config, &mut |progress| log(format_args!("{progress}")))?;
         self.output.write(&result)
     }
 }

@@ -5,6 +5,7 @@ use tidegate_lab::soak;
 
 use super::Output;
 use crate::Failure;
+use crate::output::log;
 
 /// Flags of `lab soak`.
 #[derive(Args)]
@@ -38,7 +39,7 @@ impl SoakLab {
             corruption: self.faults,
             ..soak::SoakConfig::default()
         };
-        let report = soak::run(&config, &mut |progress| eprintln!("{progress}"))?;
+        let report = soak::run(&config, &mut |progress| log(format_args!("{progress}")))?;
         self.output.write(&(&report).into())?;
         if report.unaccounted != 0 || report.frames_missing != 0 {
             return Err("packets or buffers are unaccounted for".into());

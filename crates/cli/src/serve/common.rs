@@ -21,7 +21,9 @@ use crate::config;
 use crate::control::ControlSocket;
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind, pin_to};
+use crate::output::log;
 use crate::process::{print_ready, raise_priority, stop_flag};
+use crate::reload::{NetSettings, ReloadPart, ReloadThread};
 use crate::report::ServeReport;
 
 /// Maximum datagram size on kernel sockets, in bytes: an echo of a whole Ethernet frame.
@@ -85,6 +87,17 @@ fn distributions() -> impl TypedValueParser<Value = Distribution> {
     ])
 }
 
+/// Returns the port to serve, `default` if none is given.
+///
+/// # Errors
+/// For port 0: a server needs a port that clients know.
+pub(crate) fn nonzero_port(port: Option<u16>, default: u16) -> Result<u16, Failure> {
+    match port {
+        Some(0) => Err("--listen 0: give the port that clients use, from 1 to 65535".into()),
+        port => Ok(port.unwrap_or(default)),
+    }
+}
+
 /// Server at work.
 struct ServerRun<'a> {
     /// Name in the ready line and in the report.
@@ -117,6 +130,7 @@ impl ServerOptions {
         let host = self.host_options()?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
+        let reload = ReloadThread::start()?;
         if self.readers > 1 {
             return Err(format!("--readers is for UDP: {service} is served by one thread").into());
         }
@@ -129,18 +143,44 @@ impl ServerOptions {
         let listeners = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         let control = self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
         let control = control.transpose()?;
-        Ok(StreamServer { net, listeners, addresses, stop, _control: control })
+        let settings = self.net_settings();
+        Ok(StreamServer { net, listeners, addresses, stop, reload, settings, _control: control })
+    }
+
+    /// Checks the options without opening anything.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        self.check_readers()?;
+        let host = self.host_options()?;
+        let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
+        gate.settings()?;
+        config::admission(self.admission, self.config.as_deref())?;
+        if host.is_unset_except_cpu()? || host.io_kind() == IoKind::Kernel {
+            return Ok(());
+        }
+        host.check()
+    }
+
+    /// Flags of the settings that SIGHUP reloads in every server.
+    fn net_settings(&self) -> NetSettings {
+        NetSettings {
+            config: self.config.clone(),
+            host_flags: self.host.clone(),
+            gate_flags: self.gate.clone(),
+            admission_flag: self.admission,
+        }
     }
 
     /// Serves datagrams, and with `stream_limits` also streams of messages, on Tidegate or on
-    /// kernel sockets.
+    /// kernel sockets. At SIGHUP `reload` takes the server's own parts from the configuration.
     pub(crate) fn serve(
         self,
         name: &str,
         port: u16,
         responder: impl Responder + Clone + Send,
         stream_limits: Option<MessageLimits>,
+        reload: Vec<ReloadPart>,
     ) -> Result<(), Failure> {
+        let reload_thread = ReloadThread::start()?;
         self.check_readers()?;
         let host = self.host_options()?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
@@ -156,6 +196,7 @@ impl ServerOptions {
         let report = if host.io_kind() == IoKind::Kernel {
             let addresses = &host.kernel_addresses(port);
             let run = ServerRun { name, addresses, stop: &stop, served };
+            reload_thread.serve(reload);
             self.serve_on_kernel(&run, responder)?;
             ServeReport::kernel(name, served)
         } else {
@@ -164,7 +205,10 @@ impl ServerOptions {
             let config = self.with_admission(host.net_config(&settings)?)?;
             let own_thread = gate.network_thread() || self.has_reader_threads();
             let net = Net::open(config.own_thread(own_thread))?;
-            self.serve_on_tidegate(&run, &net, responder, stream_limits)?;
+            let mut reload = reload;
+            reload.push(self.net_settings().into_part(net.clone())?);
+            reload_thread.serve(reload);
+            self.serve_on_tidegate(&run, &net, responder, stream_limits, |e| host.explain(e))?;
             ServeReport::tidegate(name, served, &net)
         };
         report.print(self.json)
@@ -214,6 +258,7 @@ impl ServerOptions {
         net: &Net,
         mut responder: impl Responder + Clone + Send,
         stream_limits: Option<MessageLimits>,
+        explain: impl Fn(std::io::Error) -> Failure,
     ) -> Result<(), Failure> {
         let ServerRun { name, addresses, stop, served } = *run;
         let bind = |&address| UdpSocket::bind_one_family(net, address);
@@ -229,8 +274,9 @@ impl ServerOptions {
         let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
         print_ready(name, addresses, &backend)?;
         if !self.has_reader_threads() {
-            serve_udp_and_tcp(net, &sockets, &listeners, limits, &mut responder, stop, served)?;
-            return Ok(());
+            let responder = &mut responder;
+            return serve_udp_and_tcp(net, &sockets, &listeners, limits, responder, stop, served)
+                .map_err(explain);
         }
         let mut stream_responder = responder.clone();
         let readers = vec![responder; self.readers];
@@ -249,8 +295,8 @@ impl ServerOptions {
             let stream_result =
                 stream_thread.map_or(Ok(Ok(())), std::thread::ScopedJoinHandle::join);
             result.and(stream_result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        })?;
-        Ok(())
+        })
+        .map_err(explain)
     }
 
     /// Returns the configuration of a socket's readers.
@@ -291,7 +337,7 @@ impl ServerOptions {
 fn pin_reader(cpus: &[usize], number: usize) {
     // Each processor was tried when the command started.
     if let Some(Err(error)) = cpus.iter().cycle().nth(number).map(|&cpu| pin_to(cpu)) {
-        eprintln!("reader {number}: {error}");
+        log(format_args!("reader {number}: {error}"));
     }
 }
 
@@ -301,10 +347,19 @@ pub(crate) struct StreamServer {
     pub(crate) listeners: Vec<TcpListener>,
     addresses: Vec<SocketAddr>,
     pub(crate) stop: Arc<AtomicBool>,
+    reload: ReloadThread,
+    settings: NetSettings,
     _control: Option<ControlSocket>,
 }
 
 impl StreamServer {
+    /// Reloads these parts of the server at SIGHUP, besides those of every server.
+    pub(crate) fn serve_reloads(&self, mut parts: Vec<ReloadPart>) -> Result<(), Failure> {
+        parts.push(self.settings.clone().into_part(self.net.clone())?);
+        self.reload.serve(parts);
+        Ok(())
+    }
+
     /// Prints the ready line, by which the parent process knows that the server is serving.
     pub(crate) fn print_ready(&self, name: &str) -> std::io::Result<()> {
         let capabilities = self.net.capabilities();

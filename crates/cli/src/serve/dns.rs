@@ -2,16 +2,21 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use tidegate_apps::MessageLimits;
-use tidegate_apps::dns::{DnsConfig, DnsServer, ZoneSource};
+use tidegate_apps::dns::{
+    CookieSecret, DnsConfig, DnsReloader, DnsServer, RateLimit, ServerIdentity, ZoneSource,
+};
 
-use super::common::ServerOptions;
+use super::common::{ServerOptions, nonzero_port};
 use crate::Failure;
 use crate::config::{self, Section};
+use crate::output::log;
+use crate::reload::ReloadPart;
 
 /// Flags of `serve dns`.
 #[derive(Args)]
@@ -20,10 +25,13 @@ pub(crate) struct DnsCommand {
     common: ServerOptions,
     #[command(flatten)]
     dns: DnsOptions,
+    /// Check the zone files and the configuration, print the first error, and exit
+    #[arg(long)]
+    check: bool,
 }
 
 /// Section `[dns]`.
-#[derive(Args, Serialize, Deserialize, Default)]
+#[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct DnsOptions {
     /// Zone file, as FILE or ORIGIN=FILE; may be repeated
@@ -48,9 +56,73 @@ struct DnsOptions {
     /// Idle timeout of a TCP connection, in seconds [default: 10]
     #[arg(long, value_name = "SECONDS")]
     tcp_idle_timeout: Option<u64>,
+    /// Maximum number of equal responses over UDP per second to one network (an IPv4 /24 or IPv6
+    /// /64), in units of 512 bytes; 0 for no limit. Clients with a valid cookie have no limit
+    /// [default: 200]
+    #[arg(long, value_name = "RESPONSES")]
+    rate_limit: Option<u32>,
+    /// Answer every N-th response over the limit with a truncated one, after which a client uses
+    /// TCP; 0 drops all [default: 2]
+    #[arg(long, value_name = "N")]
+    rate_limit_slip: Option<u32>,
+    /// Do not use DNS cookies (RFC 7873)
+    #[arg(long)]
+    no_cookies: bool,
+    /// File with the secrets of DNS cookies, 32 hexadecimal digits a line: the first makes new
+    /// cookies, all are accepted (RFC 9018). Servers of one address need the same
+    /// [default: one random secret]
+    #[arg(long, value_name = "FILE")]
+    cookie_secrets: Option<PathBuf>,
+    /// Identity of this server: answers id.server and hostname.bind in class CH, and NSID
+    /// [default: none]
+    #[arg(long, value_name = "TEXT")]
+    identity: Option<String>,
+    /// Do not answer version.bind and version.server in class CH
+    #[arg(long)]
+    hide_version: bool,
 }
 
+/// Version that `version.bind` tells.
+const VERSION: &str = concat!("tidegate ", env!("CARGO_PKG_VERSION"));
+
 impl DnsOptions {
+    /// Returns the UDP and TCP port.
+    fn port(&self) -> Result<u16, Failure> {
+        nonzero_port(self.listen, 53)
+    }
+
+    /// Returns the configuration of the server. Reads the file of the cookie secrets.
+    fn server_config(&self, seeds: Seeds) -> Result<DnsConfig, Failure> {
+        if self.zone.is_empty() {
+            return Err("no zone to serve: give --zone ORIGIN=FILE".into());
+        }
+        let mut config = DnsConfig {
+            zones: self.zone.iter().map(|zone| zone_source(zone)).collect(),
+            hash_seed: seeds.hash,
+            ..DnsConfig::default()
+        };
+        if let Some(bytes) = self.max_udp_bytes {
+            config.max_udp_bytes = bytes.into();
+        }
+        let defaults = RateLimit::default();
+        let limit = RateLimit {
+            responses_per_second: self.rate_limit.unwrap_or(defaults.responses_per_second),
+            slip: self.rate_limit_slip.unwrap_or(defaults.slip),
+        };
+        config.rate_limit = (limit.responses_per_second > 0).then_some(limit);
+        config.cookie_secrets = match &self.cookie_secrets {
+            _ if self.no_cookies => Vec::new(),
+            Some(path) => read_cookie_secrets(path)?,
+            None => vec![seeds.cookie],
+        };
+        let version = (!self.hide_version).then_some(VERSION);
+        config.identity =
+            ServerIdentity::new(version, self.identity.as_deref()).ok_or_else(|| {
+                format!("--identity: give at most {} bytes", ServerIdentity::MAX_BYTES)
+            })?;
+        Ok(config)
+    }
+
     /// Returns the limits for TCP connections; `None` with `--no-tcp`.
     fn stream_limits(&self) -> Option<MessageLimits> {
         let defaults = MessageLimits::default();
@@ -63,40 +135,95 @@ impl DnsOptions {
     }
 }
 
+/// Reads a file of cookie secrets: a line of 32 hexadecimal digits each.
+fn read_cookie_secrets(path: &Path) -> Result<Vec<CookieSecret>, Failure> {
+    let at = |problem: &str| format!("--cookie-secrets {}: {problem}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| at(&error.to_string()))?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let secrets = lines.map(|(index, line)| {
+        CookieSecret::from_hex(line.trim())
+            .ok_or_else(|| at(&format!("line {}: expected 32 hexadecimal digits", index + 1)))
+    });
+    let secrets = secrets.collect::<Result<Vec<_>, _>>()?;
+    if secrets.is_empty() {
+        return Err(at("the file has no secret: give one line of 32 hexadecimal digits").into());
+    }
+    Ok(secrets)
+}
+
 impl Section for DnsOptions {
     const NAME: &'static str = "dns";
 }
 
+/// Returns a secret number. The standard library seeds `RandomState` from system randomness.
+fn random_u64() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
 impl DnsCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let Self { common, dns } = self;
-        let options = config::merge_file(dns, common.config.as_deref())?;
-        let server = load_zones(&options)?;
-        let port = options.listen.unwrap_or(53);
-        common.serve("dns", port, server, options.stream_limits())
+        let Self { common, dns, check } = self;
+        let options = config::merge_file(dns.clone(), common.config.as_deref())?;
+        let seeds = Seeds { hash: random_u64(), cookie: random_cookie_secret() };
+        let began = Instant::now();
+        let server = DnsServer::load(&options.server_config(seeds)?)?;
+        for warning in server.warnings() {
+            log(warning);
+        }
+        let (zones, names) = (server.zone_count(), server.name_count());
+        log(format_args!(
+            "loaded {names} names in {zones} zones in {:.2} s",
+            began.elapsed().as_secs_f64()
+        ));
+        if check {
+            common.check()?;
+            return Ok(());
+        }
+        let port = options.port()?;
+        let part = zones_part(dns, common.config.clone(), seeds, port, server.reloader());
+        common.serve("dns", port, server, options.stream_limits(), vec![part])
     }
 }
 
-fn load_zones(options: &DnsOptions) -> Result<DnsServer, Failure> {
-    if options.zone.is_empty() {
-        return Err("no zone to serve: give --zone ORIGIN=FILE".into());
-    }
-    let mut config = DnsConfig {
-        zones: options.zone.iter().map(|zone| zone_source(zone)).collect(),
-        hash_seed: RandomState::new().hash_one(std::process::id()),
-        ..DnsConfig::default()
-    };
-    if let Some(bytes) = options.max_udp_bytes {
-        config.max_udp_bytes = bytes.into();
-    }
-    let began = Instant::now();
-    let server = DnsServer::load(&config)?;
-    for warning in server.warnings() {
-        eprintln!("{warning}");
-    }
-    let (zones, names) = (server.zone_count(), server.name_count());
-    eprintln!("loaded {names} names in {zones} zones in {:.2} s", began.elapsed().as_secs_f64());
-    Ok(server)
+/// Secrets that stay the same over a reload.
+#[derive(Clone, Copy)]
+struct Seeds {
+    hash: u64,
+    cookie: CookieSecret,
+}
+
+fn random_cookie_secret() -> CookieSecret {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&random_u64().to_le_bytes());
+    bytes[8..].copy_from_slice(&random_u64().to_le_bytes());
+    CookieSecret::new(bytes)
+}
+
+/// Part of the reload that replaces the zones and the settings of section `[dns]`.
+fn zones_part(
+    flags: DnsOptions,
+    config: Option<PathBuf>,
+    seeds: Seeds,
+    port: u16,
+    reloader: DnsReloader,
+) -> ReloadPart {
+    Box::new(move || {
+        let options = config::merge_file(flags.clone(), config.as_deref())?;
+        let loaded = reloader.load(&options.server_config(seeds)?)?;
+        for warning in loaded.warnings() {
+            log(warning);
+        }
+        let (zones, names) = (loaded.zone_count(), loaded.name_count());
+        let mut report = format!("{names} names in {zones} zones");
+        if options.port()? != port {
+            report += "; the port has changed: restart the server to apply it";
+        }
+        let reloader = reloader.clone();
+        Ok(Box::new(move || {
+            reloader.publish(loaded);
+            Ok(report)
+        }))
+    })
 }
 
 /// Parses `ORIGIN=FILE`, or `FILE` alone when the file sets its origin itself.

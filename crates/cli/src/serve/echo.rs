@@ -11,11 +11,12 @@ use tidegate_apps::kernel_uring::serve_uring_echo;
 use tidegate_apps::streams::{StreamService, serve_streams};
 use tidegate_apps::work::Work;
 
-use super::common::{ServerOptions, StreamServer};
+use super::common::{ServerOptions, StreamServer, nonzero_port};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
 use crate::process::{print_ready, stop_flag};
+use crate::reload::ReloadThread;
 use crate::report::ServeReport;
 
 /// Flags of `serve echo`.
@@ -74,13 +75,13 @@ impl EchoCommand {
         let now_ns = || began.elapsed().as_nanos() as u64;
         let iterations = Work::iterations_for(options.work_ns.unwrap_or(0), now_ns);
         let work = Work::new(iterations, options.sink);
-        common.serve("echo", options.listen.unwrap_or(7), work, None)
+        common.serve("echo", nonzero_port(options.listen, 7)?, work, None, Vec::new())
     }
 }
 
 /// Serves echo streams on Tidegate, or on kernel sockets for comparison.
 fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), Failure> {
-    let port = echo.listen.unwrap_or(7);
+    let port = nonzero_port(echo.listen, 7)?;
     let service = match echo {
         EchoOptions { source: true, .. } => StreamService::Source,
         EchoOptions { sink: true, .. } => StreamService::Sink,
@@ -90,6 +91,8 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
     let served = ServeCounters::new();
     let host = common.host_options()?;
     if host.io_kind() == IoKind::Kernel {
+        let reload = ReloadThread::start()?;
+        reload.serve(Vec::new());
         host.pin()?;
         let stop = stop_flag(common.duration)?;
         let addresses = host.kernel_addresses(port);
@@ -109,8 +112,9 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
     }
     let options = TcpOptions::default().no_delay(true);
     let server = common.open_stream_server("TCP echo", port, options, Limits::default())?;
+    server.serve_reloads(Vec::new())?;
     server.print_ready("echo")?;
     let StreamServer { net, listeners, stop, .. } = &server;
-    serve_streams(net, listeners, service, stop, &served)?;
+    serve_streams(net, listeners, service, stop, &served).map_err(|error| host.explain(error))?;
     ServeReport::tidegate("echo", &served, net).print(json)
 }

@@ -1,6 +1,7 @@
 //! `tidegate serve http`.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,13 +10,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tidegate::{Limits, Net};
 use tidegate_apps::ServeCounters;
-use tidegate_apps::http::{HttpLimits, Service, serve_http, serve_http_kernel};
+use tidegate_apps::http::{DocumentRoot, HttpLimits, Service, serve_http, serve_http_kernel};
 
-use super::common::{ServerOptions, StreamServer};
+use super::common::{ServerOptions, StreamServer, nonzero_port};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
 use crate::process::{print_ready, stop_flag};
+use crate::reload::{ReloadPart, ReloadThread};
 use crate::report::ServeReport;
 
 /// Flags of `serve http`.
@@ -28,7 +30,7 @@ pub(crate) struct HttpCommand {
 }
 
 /// Section `[http]`.
-#[derive(Args, Serialize, Deserialize, Default)]
+#[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct HttpOptions {
     /// Folder with the files to serve [default: none, only /api/status and /api/echo]
@@ -109,19 +111,24 @@ impl HttpOptions {
 impl HttpCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let Self { common, http } = self;
+        let flags = http.clone();
         let options = config::merge_file(http, common.config.as_deref())?;
         let limits = options.limits()?;
-        let port = options.listen.unwrap_or(80);
+        let port = nonzero_port(options.listen, 80)?;
         let root = options.root.as_deref();
-        let at_root = |error| match root {
-            Some(root) => format!("--root {}: {error}", root.display()),
-            None => format!("{error}"),
-        };
+        let at_root = |error| root_error(root, &error);
         let host = common.host_options()?;
         if host.io_kind() == IoKind::Kernel {
+            let reload = ReloadThread::start()?;
             host.pin()?;
             let service = Service::new(root, || json!({ "port": "kernel" })).map_err(at_root)?;
             let service = Arc::new(service);
+            reload.serve(vec![settings_part(
+                flags,
+                common.config.clone(),
+                &service,
+                limits.memory_bytes,
+            )]);
             let stop = stop_flag(common.duration)?;
             let addresses = host.kernel_addresses(port);
             let ready = || print_ready("http", &addresses, "kernel sockets");
@@ -129,6 +136,7 @@ impl HttpCommand {
             return ServeReport::kernel("http", &served(&service)).print(common.json);
         }
         let json = common.json;
+        let config = common.config.clone();
         // Reports an error of --root before the interface is touched.
         Service::new(root, || Value::Null).map_err(at_root)?;
         let server = common.open_stream_server(
@@ -139,11 +147,49 @@ impl HttpCommand {
         )?;
         let net = server.net.clone();
         let service = Arc::new(Service::new(root, move || status(&net)).map_err(at_root)?);
+        server.serve_reloads(vec![settings_part(flags, config, &service, limits.memory_bytes)])?;
         server.print_ready("http")?;
         let StreamServer { net, listeners, stop, .. } = server;
-        serve_http(&net, listeners, &service, limits, &stop)?;
+        serve_http(&net, listeners, &service, limits, &stop)
+            .map_err(|error| host.explain(error))?;
         ServeReport::tidegate("http", &served(&service), &net).print(json)
     }
+}
+
+fn root_error(root: Option<&Path>, error: &io::Error) -> Failure {
+    match root {
+        Some(root) => format!("--root {}: {error}", root.display()).into(),
+        None => error.to_string().into(),
+    }
+}
+
+/// Part of the reload that replaces document root and limits. The buffers of TCP were sized for
+/// `max_memory_bytes` at the start, so the memory can only become less.
+fn settings_part(
+    flags: HttpOptions,
+    config: Option<PathBuf>,
+    service: &Arc<Service>,
+    max_memory_bytes: usize,
+) -> ReloadPart {
+    let service = Arc::clone(service);
+    Box::new(move || {
+        let options = config::merge_file(flags.clone(), config.as_deref())?;
+        let mut limits = options.limits()?;
+        let root = options.root.as_deref();
+        let document_root =
+            root.map(DocumentRoot::open).transpose().map_err(|error| root_error(root, &error))?;
+        let shown = root.map_or_else(|| "no files".to_owned(), |root| root.display().to_string());
+        let mut report = format!("serving {shown}");
+        if limits.memory_bytes > max_memory_bytes {
+            limits.memory_bytes = max_memory_bytes;
+            report += "; memory stays as it was: restart the server to raise it";
+        }
+        let service = Arc::clone(&service);
+        Ok(Box::new(move || {
+            service.replace_settings(document_root, limits);
+            Ok(report)
+        }))
+    })
 }
 
 /// Stack section of `/api/status`.

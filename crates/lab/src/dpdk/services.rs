@@ -118,7 +118,7 @@ fn measure(
             let zone_flag =
                 format!("{}={}", zone.zone_file.origin(), zone.zone_file.path().display());
             let mut send_queries = |rate_pps| -> Result<LoadResult, LabError> {
-                let (_server, device) = start(&["dns", "--zone", &zone_flag])?;
+                let (_server, device) = start(&["dns", "--rate-limit", "0", "--zone", &zone_flag])?;
                 let load = testbed.load_config(&device, DNS_PORT, config.seconds);
                 let load = LoadConfig { rate_pps, ..load };
                 Ok(load_dns(&load, &zone.queries, None, ignore_progress)?.result)

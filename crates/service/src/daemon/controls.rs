@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, mpsc};
 
-use tidegate_gate::{GateCounters, Settings};
+use tidegate_gate::{GateCounters, Settings, admission};
 
 use super::core::cores::Cores;
 use super::core::message::CoreMessage;
@@ -45,6 +45,19 @@ impl Controls {
             };
             Ok(GateState { counters, ..all })
         })
+    }
+
+    /// Enables admission control, or replaces its configuration. Sources have to become known
+    /// again.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for an invalid configuration; another kind when the device
+    /// rejects it or the core has ended.
+    pub fn set_admission(&self, config: &admission::Config) -> io::Result<()> {
+        let (answer, answered) = mpsc::channel();
+        // The first core leads the admission of all.
+        self.cores.inbox(0).send(CoreMessage::Admission(Box::new(config.clone()), answer))?;
+        answered.recv().map_err(|_| io::Error::other("the network core has ended"))?
     }
 
     /// Moves a whole process to another core: it may have attached once for each core.

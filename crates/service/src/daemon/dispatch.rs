@@ -40,6 +40,10 @@ impl MessageHandler for Dispatcher {
                 // The requester may have gone.
                 let _ = to.send(core.gate(settings));
             }
+            CoreMessage::Admission(config, to) => {
+                // The requester may have gone.
+                let _ = to.send(core.server.engine.change_admission(&config));
+            }
             CoreMessage::Gather => core.move_all_to_primary()?,
             CoreMessage::Gathered { unmoved } => {
                 successor = self.handover.on_gathered(core, unmoved)?;

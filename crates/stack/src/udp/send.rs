@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::{Arena, Checksum, Frame};
-use tidegate_wire::{Protocol, Sum, UdpHeader, checksum, udp};
+use tidegate_wire::{DropReason, Protocol, Sum, UdpHeader, checksum, udp};
 
 use super::{UdpId, UdpTable};
 use crate::SendError;
@@ -138,7 +138,11 @@ impl UdpTable {
             (None, None) => return Err(SendError::NotConnected),
         };
         let (local, options) = (socket.local, socket.options);
-        let path = interface.path(now_ns, arena, remote.ip())?;
+        let path = interface.path(now_ns, arena, remote.ip()).inspect_err(|error| {
+            if matches!(error, SendError::NetworkUnreachable(_) | SendError::NoSource(_)) {
+                interface.counters.transmit_drops.count(DropReason::NoRoute);
+            }
+        })?;
         let source = match ends.from {
             Some(from) => interface.check_source(from.to_canonical(), remote.ip())?,
             None if local.ip().is_unspecified() => path.source,

@@ -25,6 +25,9 @@ use super::error::HostConfigError;
 #[cfg(feature = "serde")]
 use super::serialize;
 
+/// Minimum number of packet buffers: fewer cannot fill the rings of a device.
+const MIN_FRAMES: u32 = 64;
+
 /// Default number of 64 KiB frames.
 const DEFAULT_LARGE_FRAMES: u32 = 1024;
 
@@ -102,9 +105,7 @@ impl HostConfig {
     /// # Errors
     /// When a field is missing or invalid; the message names the field.
     pub fn net_config(&self, gate: &Settings) -> Result<NetConfig, HostConfigError> {
-        if self.addresses.is_empty() && !self.shared {
-            return Err(HostConfigError::NoAddress);
-        }
+        self.check()?;
         let device_config = self.device_config(gate.config())?;
         let frame_size = device_config.frame_size();
         let mut config =
@@ -131,6 +132,74 @@ impl HostConfig {
             config = config.frames(frames, frame_size);
         }
         self.wrap(config)
+    }
+
+    /// Checks addresses, gateways and frames without opening anything.
+    ///
+    /// # Errors
+    /// When a field is missing or invalid; the message names the field.
+    pub fn check(&self) -> Result<(), HostConfigError> {
+        if self.addresses.is_empty() && !self.shared {
+            return Err(HostConfigError::NoAddress);
+        }
+        for (index, own) in self.addresses.iter().enumerate() {
+            let address = own.address();
+            let problem = match address {
+                _ if self.addresses[..index].iter().any(|other| other.address() == address) => {
+                    "it is given twice: remove one"
+                }
+                IpAddr::V4(_) if is_network(*own) => {
+                    "it is the address of the network itself: give the address of a host"
+                }
+                IpAddr::V4(v4) if own.broadcast() == Some(v4) => {
+                    "it is the broadcast address of the network: give the address of a host"
+                }
+                _ => continue,
+            };
+            return Err(HostConfigError::Address { address: *own, problem });
+        }
+        for (index, &gateway) in self.gateways.iter().enumerate() {
+            let is_family = |other: &IpAddr| other.is_ipv4() == gateway.is_ipv4();
+            if self.gateways[..index].iter().any(is_family) {
+                let problem = "it is the second default gateway of its family: give one";
+                return Err(HostConfigError::Gateway { gateway, problem });
+            }
+        }
+        let route_gateways = self.routes.iter().filter_map(|route| route.gateway);
+        self.gateways
+            .iter()
+            .copied()
+            .chain(route_gateways)
+            .try_for_each(|g| self.check_gateway(g))?;
+        match self.frames {
+            Some(frames) if frames < MIN_FRAMES => Err(HostConfigError::TooFewFrames(frames)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that a gateway is a neighbour.
+    fn check_gateway(&self, gateway: IpAddr) -> Result<(), HostConfigError> {
+        let fail = |problem| Err(HostConfigError::Gateway { gateway, problem });
+        if self.addresses.iter().any(|own| own.address() == gateway) {
+            return fail("it is an own address: give the address of the router");
+        }
+        let is_link_local = matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let on_link = self.addresses.iter().find(|own| own.contains(gateway));
+        match on_link {
+            // The kernel's routes hold for its own addresses.
+            None if is_link_local || self.shared => Ok(()),
+            None => fail(
+                "it is in none of the networks of the own addresses: correct the prefix length of the address, or the gateway",
+            ),
+            Some(own) => match gateway {
+                IpAddr::V4(v4) if own.broadcast() == Some(v4) || is_network_address(*own, v4) => {
+                    fail(
+                        "it is the network's own or broadcast address: give the address of the router",
+                    )
+                }
+                _ => Ok(()),
+            },
+        }
     }
 
     fn device_config(&self, gate: &gate::Config) -> Result<DeviceConfig, HostConfigError> {
@@ -187,6 +256,16 @@ impl HostConfig {
         }
         Ok(config)
     }
+}
+
+/// True for an IPv4 address that is the address of its network. Networks of one or two addresses
+/// have none (RFC 3021).
+fn is_network(own: IpCidr) -> bool {
+    matches!(own.address(), IpAddr::V4(address) if is_network_address(own, address))
+}
+
+fn is_network_address(own: IpCidr, address: Ipv4Addr) -> bool {
+    own.prefix_bits() < 31 && own.network().address() == IpAddr::V4(address)
 }
 
 /// Route of all destinations of one family. There always is one: a prefix length of 0 is valid.

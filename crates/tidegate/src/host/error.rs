@@ -1,7 +1,10 @@
 //! Errors of a host configuration.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
+
+use tidegate_wire::IpCidr;
 
 /// Error in a [`HostConfig`](super::HostConfig): the field at fault, and its remedy.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +27,25 @@ pub enum HostConfigError {
          addresses of this host"
     )]
     NoAddress,
+    /// An own address cannot be used.
+    #[error("own address {address}: {problem}")]
+    Address {
+        /// The address.
+        address: IpCidr,
+        /// Reason, and what to do.
+        problem: &'static str,
+    },
+    /// A gateway cannot be used.
+    #[error("gateway {gateway}: {problem}")]
+    Gateway {
+        /// The gateway.
+        gateway: IpAddr,
+        /// Reason, and what to do.
+        problem: &'static str,
+    },
+    /// There are too few packet buffers to serve.
+    #[error("{0} frames are too few to fill the rings of a device: use at least 64")]
+    TooFewFrames(u32),
     /// The device needs an interface, and none is named.
     #[error("no network interface: name the interface; `ip link` lists them")]
     NoInterface,

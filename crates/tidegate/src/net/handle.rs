@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tidegate_device::{Capabilities, DeviceCounters};
 use tidegate_engine::{self as engine, EngineCounters, NetConfig, OpenError};
-use tidegate_gate::admission::ClassCounters;
+use tidegate_gate::admission::{self, ClassCounters};
 use tidegate_gate::{GateCounters, Settings};
 use tidegate_memory::queues::lock::LockStatistics;
 #[cfg(feature = "attach")]
@@ -153,6 +153,19 @@ impl Net {
         let mut core =
             self.lock_embedded().ok_or_else(|| unsupported_when_attached("receive scheduling"))?;
         core.engine.set_gate(settings)
+    }
+
+    /// Enables admission control, or replaces its configuration. Sources have to become known
+    /// again.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for an invalid configuration.
+    /// [`io::ErrorKind::Unsupported`] when the stack is in a daemon. Another kind when the device
+    /// rejects the configuration.
+    pub fn set_admission(&self, config: &admission::Config) -> io::Result<()> {
+        let mut core =
+            self.lock_embedded().ok_or_else(|| unsupported_when_attached("admission control"))?;
+        core.engine.change_admission(config)
     }
 
     /// True if dedicated threads drive the stack. Otherwise the calls that wait for a socket

@@ -52,7 +52,7 @@ fn parses_query_for_the_root() {
 
 #[test]
 fn edns_payload_size_limits_the_reply() {
-    let message = query([1, 0, 0, 1], &opt(b"\0", b"\x00\x0a\x00\x02ab"));
+    let message = query([1, 0, 0, 1], &opt(b"\0", b"\x00\x0b\x00\x02ab"));
     let query = Query::parse(&message).unwrap();
     let edns = Edns { udp_payload_bytes: 1232, version: 0, dnssec_ok: true };
     assert_eq!(query.edns, Some(edns));
@@ -82,7 +82,7 @@ fn rejects_short_messages_and_responses() {
 
 #[test]
 fn rejects_every_truncation() {
-    let message = query([1, 0, 0, 1], &opt(b"\0", b"\x00\x0a\x00\x02ab"));
+    let message = query([1, 0, 0, 1], &opt(b"\0", b"\x00\x0b\x00\x02ab"));
     assert!(Query::parse(&message).is_ok());
     for len in 12..message.len() {
         assert_formerr(&message[..len]);

@@ -155,7 +155,7 @@ fn syntax_errors_name_line_column_and_expected_token() {
     assert_contains(&problem("www 60 TXT (\"a\"\n"), &["some.zone:", "expected"]);
     assert_contains(&problem("www 60 CH A 192.0.2.1\n"), &["some.zone:4:", "class IN"]);
     assert_contains(&problem("$GENERATE 1-3 a A 192.0.2.1\n"), &["some.zone:4", "$GENERATE"]);
-    assert_contains(&problem("$INCLUDE other.zone\n"), &["some.zone:4", "$INCLUDE"]);
+    assert_contains(&problem("$INCLUDE no-such.zone\n"), &["some.zone:4:10", "no-such.zone"]);
 }
 
 #[test]
@@ -202,6 +202,110 @@ fn accepts_times_with_units() {
     assert_contains(&problem("www 1h A 192.0.2\n"), &["some.zone:4:10: ", "`192.0.2`"]);
 }
 
+#[test]
+fn rejects_records_below_a_dname() {
+    let message = problem("d 60 DNAME other.\nx.d 60 A 192.0.2.1\n");
+    assert_contains(&message, &["some.zone:5", "x.d.example.", "DNAME", "line 4"]);
+    assert_contains(&problem("x.y.d 60 A 192.0.2.1\nd 60 DNAME o.\n"), &["some.zone:4", "line 5"]);
+    assert_contains(&problem("@ 60 DNAME other.\nwww 60 A 192.0.2.1\n"), &["some.zone:5"]);
+    // Data beside the record, and names that only look alike.
+    let rest = "d 60 DNAME other.\nd 60 TXT x\nxd 60 A 192.0.2.1\ne 60 A 192.0.2.1\n";
+    assert!(load(&format!("{ZONE_HEADER}{rest}")).is_ok());
+}
+
+/// Loads a zone from files in a folder; the first is the zone file.
+fn load_files(files: &[(&str, &str)]) -> Result<(Zone, tempfile::TempDir), String> {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let zone = Zone::load(&folder.path().join(files[0].0), None, &mut Vec::new());
+    zone.map(|zone| (zone, folder)).map_err(|error| error.to_string())
+}
+
+#[test]
+fn includes_files_relative_to_the_including_file() {
+    let main = format!(
+        "{ZONE_HEADER}$TTL 77\n$INCLUDE parts/one.zone sub\n$INCLUDE \"parts/t\\119o.zone\"\nlast A 192.0.2.9\n"
+    );
+    let one = "$TTL 5\na A 192.0.2.1\n$ORIGIN other.example.\nb A 192.0.2.2\n$INCLUDE deeper/three.zone\n";
+    let files = [
+        ("main.zone", main.as_str()),
+        ("parts/one.zone", one),
+        ("parts/two.zone", "c A 192.0.2.3\n"),
+        ("parts/deeper/three.zone", "d A 192.0.2.4"),
+    ];
+    let (zone, _folder) = load_files(&files).unwrap();
+    let expected = [
+        "example.",
+        "c.example.",
+        "sub.example.",
+        "a.sub.example.",
+        "last.example.",
+        "other.example.",
+        "b.other.example.",
+        "d.other.example.",
+    ];
+    assert_eq!(names(&zone), expected);
+    let ttl = |key: &[u8]| zone.node(key).unwrap().set(rtype::A).unwrap().ttl;
+    assert_eq!(ttl(b"\x07example\x01c"), 77, "taken over");
+    assert_eq!(ttl(b"\x07example\x05other\x01d"), 5);
+    assert_eq!(ttl(b"\x07example\x04last"), 77, "the included $TTL ends with its file");
+}
+
+#[test]
+fn errors_in_included_files_name_that_file() {
+    let main = format!("{ZONE_HEADER}$INCLUDE part\n");
+    let fails = |part: &str| load_files(&[("main.zone", &main), ("part", part)]).err().unwrap();
+    assert_contains(&fails("\na 60 A 192.0.2\n"), &["/part:2:8: "]);
+    assert_contains(&fails("a 60 KX 1\n"), &["/part:1:", "a domain name"]);
+    assert_contains(&fails(" 60 A 192.0.2.1\n"), &["/part:1:", "owner name"]);
+    assert_contains(&fails("a.other. 60 A 192.0.2.1\n"), &["/part:1:", "not in zone"]);
+    assert_contains(&fails("@ 60 SOA a a 1 2 3 4 5\n"), &["/part:1:", "second SOA", "main.zone:2"]);
+    // A file that includes itself, once and twice.
+    for part in ["$INCLUDE part\n", "$INCLUDE part\n$INCLUDE part\n"] {
+        assert_contains(&fails(part), &["/part:1:1", "include itself", "8 levels"]);
+    }
+}
+
+#[test]
+fn includes_no_file_outside_the_folder_of_the_zone() {
+    let outside = tempfile::tempdir().unwrap();
+    let secret = outside.path().join("secret");
+    std::fs::write(&secret, "root:hash\n").unwrap();
+    let fails = |path: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(&secret, folder.path().join("link")).unwrap();
+        let zone = folder.path().join("main.zone");
+        std::fs::write(&zone, format!("{ZONE_HEADER}$INCLUDE {path}\n")).unwrap();
+        Zone::load(&zone, None, &mut Vec::new()).err().unwrap().to_string()
+    };
+    for path in [secret.to_str().unwrap(), "link", "../main.zone/../../etc/passwd", "/dev/zero"] {
+        let message = fails(path);
+        assert_contains(&message, &["main.zone:4:10: cannot include"]);
+        assert!(!message.contains("hash"), "{message}");
+    }
+    assert_contains(&fails("link"), &["outside", "move it there"]);
+    assert_contains(&fails("."), &["regular file"]);
+    assert_contains(&fails(""), &["the name of a file"]);
+    assert_contains(&fails("\"a\\000b\""), &["the name of a file"]);
+    assert_contains(&fails("a b c"), &["the end of the $INCLUDE directive"]);
+}
+
+#[test]
+fn accepts_generic_types_classes_and_data() {
+    let text = "a 60 CLASS1 TYPE1 192.0.2.1\nb CLASS1 60 TYPE1 \\# 4 c0000202\nc 60 TYPE29 0 N 0 E 0\nd 1h LOC \\# 16 00121613 80000000 80000000 00989680\n";
+    let (zone, _) = load(&format!("{ZONE_HEADER}{text}")).unwrap();
+    let data = |key: &[u8], rtype| zone.node(key).unwrap().set(rtype).unwrap().data[0].clone();
+    assert_eq!(*data(b"\x07example\x01a", rtype::A), [192, 0, 2, 1]);
+    assert_eq!(*data(b"\x07example\x01b", rtype::A), [192, 0, 2, 2]);
+    assert_eq!(data(b"\x07example\x01c", 29), data(b"\x07example\x01d", 29));
+    assert_contains(&problem("a 60 CLASS3 A 192.0.2.1\n"), &["some.zone:4:", "class IN"]);
+    assert_contains(&problem("a 60 TYPE1 \\# 5 c0000202\n"), &["some.zone:4"]);
+}
+
 fn random_tokens() -> impl Strategy<Value = String> {
     let token = prop_oneof![
         Just("@"),
@@ -229,6 +333,10 @@ fn random_tokens() -> impl Strategy<Value = String> {
         Just("$ORIGIN"),
         Just("$TTL"),
         Just("$INCLUDE"),
+        Just("LOC"),
+        Just("APL"),
+        Just("SIG"),
+        Just("CLASS1"),
         Just("\\"),
         Just("\\300"),
         Just("\\."),
@@ -244,8 +352,8 @@ fn random_tokens() -> impl Strategy<Value = String> {
 /// next token.
 #[test]
 fn accepts_token_right_after_quotation_mark() {
-    assert_contains(&problem("$INCLUDE \" \"quoted\" \"\n"), &["expected the end of the record"]);
-    assert_contains(&problem("$INCLUDE \"a\"b\n"), &["$INCLUDE"]);
+    assert_contains(&problem("$INCLUDE \" \"quoted\" \"\n"), &["expected the end of the $INCLUDE"]);
+    assert_contains(&problem("$INCLUDE \"a\"b\n"), &["cannot include a:"]);
     let naptr = "n NAPTR 1 1 \"u\" \"E2U+sip\" \"!^.*$!x!\"replacement\n";
     for record in [naptr, "t TXT \"one\"\"two\"three\n"] {
         assert!(load(&format!("{ZONE_HEADER}{record}")).is_ok(), "{record}");

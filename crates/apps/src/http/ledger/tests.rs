@@ -58,7 +58,7 @@ fn evicts_the_longest_waiting_of_the_heaviest_source_first() {
     ];
     assert!(fixture.ledger.make_room(fixture.at(500)));
     accounts.push(fixture.open("192.0.2.3", 10 * KIB, 500));
-    assert!(!fixture.ledger.lock().has_room(&fixture.ledger.limits));
+    assert!(!fixture.ledger.lock().has_room(&fixture.ledger.limits()));
     assert!(fixture.ledger.make_room(fixture.at(600)));
     use Order::{Abort, Continue};
     let expected = [Continue, Continue, Abort, Continue, Continue];
@@ -77,7 +77,7 @@ fn counts_the_addresses_of_an_ipv6_prefix_together() {
     ];
     assert_eq!(fixture.ledger.lock().sources.len(), 3);
     // Without its twin, the first connection would hold less than the third.
-    assert!(!fixture.ledger.lock().has_room(&fixture.ledger.limits));
+    assert!(!fixture.ledger.lock().has_room(&fixture.ledger.limits()));
     assert!(fixture.ledger.make_room(fixture.at(500)));
     assert_eq!(
         orders(&accounts[..3], &fixture, 500),

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 
 use tidegate_device::sharded::{LocalPort, PortSharing};
 use tidegate_engine::{HeldSocket, PortClaim};
-use tidegate_gate::Settings;
+use tidegate_gate::{Settings, admission};
 use tidegate_stack::{ExtractedSockets, TcpId};
 
 use crate::daemon::application::Application;
@@ -38,6 +38,8 @@ pub(in crate::daemon) enum CoreMessage {
     Report(mpsc::Sender<ReportAnswer>),
     /// Apply receive-scheduling settings, if given, and return the state.
     Gate(Option<Settings>, mpsc::Sender<io::Result<GateState>>),
+    /// Enable admission control, or replace its configuration.
+    Admission(Box<admission::Config>, mpsc::Sender<io::Result<()>>),
     /// Move everything to the primary core, then answer with `Gathered`.
     Gather,
     /// A core has moved all it could; `unmoved` applications and sockets remain there.

@@ -1,0 +1,177 @@
+//! SIGHUP: a running server reads its configuration again.
+//!
+//! A reload first checks everything and then applies it. When any part has an error, the server
+//! goes on as before and says why.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use signal_hook::consts::SIGHUP;
+use signal_hook::iterator::{Handle, Signals};
+use tidegate::gate::Settings;
+use tidegate_gate::admission::{self, Admission};
+
+use crate::Failure;
+use crate::config;
+use crate::control::Controllable;
+use crate::gate::GateOptions;
+use crate::host::HostOptions;
+use crate::output::log;
+
+/// Change that was checked: applies it, and returns what is in force now.
+pub(crate) type CheckedChange = Box<dyn FnOnce() -> Result<String, Failure>>;
+
+/// Part of a server that can be reloaded: reads and checks its configuration.
+pub(crate) type ReloadPart = Box<dyn FnMut() -> Result<CheckedChange, Failure> + Send>;
+
+/// Thread that reloads on SIGHUP. Dropping it ends the thread.
+///
+/// The thread exists from the start of the program, before this process is pinned to a processor:
+/// loading zones is not to take time from the processor that serves.
+pub(crate) struct ReloadThread {
+    handle: Handle,
+    parts: Sender<Vec<ReloadPart>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ReloadThread {
+    /// Starts the thread. A SIGHUP before [`ReloadThread::serve`] is kept until then.
+    pub(crate) fn start() -> io::Result<Self> {
+        let mut signals = Signals::new([SIGHUP])?;
+        let handle = signals.handle();
+        let (parts, received) = channel::<Vec<ReloadPart>>();
+        let thread = std::thread::Builder::new().name("reload".to_owned()).spawn(move || {
+            let Ok(mut parts) = received.recv() else { return };
+            for _ in signals.forever() {
+                let line = match reload(&mut parts) {
+                    Ok(report) => format!("reloaded: {report}"),
+                    Err(error) => format!("not reloaded, all stays as it was: {error}"),
+                };
+                log(line);
+            }
+        })?;
+        Ok(Self { handle, parts, thread: Some(thread) })
+    }
+
+    /// Reloads these parts, in this order, at each SIGHUP from now on.
+    pub(crate) fn serve(&self, parts: Vec<ReloadPart>) {
+        // The thread receives once; it ends only when this value is dropped.
+        let _ = self.parts.send(parts);
+    }
+}
+
+impl Drop for ReloadThread {
+    fn drop(&mut self) {
+        self.handle.close();
+        // A thread that still waits for its parts gets none.
+        self.serve(Vec::new());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Checks all parts, then applies all.
+fn reload(parts: &mut [ReloadPart]) -> Result<String, Failure> {
+    let checked = parts.iter_mut().map(|part| part()).collect::<Result<Vec<_>, _>>()?;
+    let reports = checked.into_iter().map(|apply| apply()).collect::<Result<Vec<_>, _>>()?;
+    Ok(reports.into_iter().filter(|report| !report.is_empty()).collect::<Vec<_>>().join("; "))
+}
+
+/// Receive scheduling and admission of a running server, as its flags and its configuration file
+/// say.
+#[derive(Clone)]
+pub(crate) struct NetSettings {
+    pub(crate) config: Option<PathBuf>,
+    pub(crate) host_flags: HostOptions,
+    pub(crate) gate_flags: GateOptions,
+    pub(crate) admission_flag: bool,
+}
+
+impl NetSettings {
+    /// Returns the part that reloads these settings of `server`.
+    pub(crate) fn into_part(
+        self,
+        server: impl Controllable + Clone,
+    ) -> Result<ReloadPart, Failure> {
+        let host_at_start = self.host()?;
+        let classes = Arc::new(Mutex::new(self.classes()?));
+        Ok(Box::new(move || {
+            let gate = config::merge_file(self.gate_flags.clone(), self.config.as_deref())?;
+            let change = NetChange {
+                settings: gate.settings()?,
+                classes: self.classes()?,
+                host_differs: self.host()? != host_at_start,
+            };
+            change.check(&server.gate(None)?.settings)?;
+            let (server, classes) = (server.clone(), Arc::clone(&classes));
+            Ok(Box::new(move || change.apply(&server, &classes)))
+        }))
+    }
+
+    /// Admission classes, if any.
+    fn classes(&self) -> Result<Option<admission::Config>, Failure> {
+        config::admission(self.admission_flag, self.config.as_deref())
+    }
+
+    /// Options of section `[host]`, in a form that can be compared.
+    fn host(&self) -> Result<serde_json::Value, Failure> {
+        let host = config::merge_file(self.host_flags.clone(), self.config.as_deref())?;
+        Ok(serde_json::to_value(host)?)
+    }
+}
+
+/// New settings of receive scheduling and admission.
+struct NetChange {
+    settings: Settings,
+    classes: Option<admission::Config>,
+    host_differs: bool,
+}
+
+impl NetChange {
+    fn check(&self, in_force: &Settings) -> Result<(), Failure> {
+        let (mode, old_mode) = (self.settings.config().mode, in_force.config().mode);
+        if mode != old_mode {
+            let (mode, old_mode) = (mode.name(), old_mode.name());
+            return Err(format!(
+                "the mode is {mode} now, and {old_mode} is in force: restart the server to change it"
+            )
+            .into());
+        }
+        if let Some(classes) = &self.classes {
+            Admission::new(classes, [0; 16])?;
+        }
+        Ok(())
+    }
+
+    /// Applies the settings. Admission is left alone unless it has changed, so that known sources
+    /// stay known.
+    fn apply(
+        self,
+        server: &impl Controllable,
+        classes_in_force: &Mutex<Option<admission::Config>>,
+    ) -> Result<String, Failure> {
+        let mut report = vec![];
+        if *self.settings.config() != *server.gate(None)?.settings.config() {
+            server.gate(Some(&self.settings))?;
+            report.push("receive scheduling changed");
+        }
+        let mut in_force = classes_in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        match &self.classes {
+            classes if *classes == *in_force => {}
+            Some(classes) => {
+                server.set_admission(classes)?;
+                *in_force = self.classes;
+                report.push("admission classes changed");
+            }
+            None => report.push("admission stays on until the server is restarted"),
+        }
+        if self.host_differs {
+            report.push("section [host] has changed: restart the server to apply it");
+        }
+        Ok(report.join("; "))
+    }
+}
