@@ -200,14 +200,14 @@ fn transfers_files_in_both_directions() {
 }
 
 /// Runs an `iperf3` client, which must report no error. The server closes its listener after
-/// each run and opens a new one: a client that connects in between is refused or reset, and
-/// retries.
+/// each run and opens a new one: a client that connects in between is refused, reset or told to
+/// try later, and retries.
 fn iperf3(testbed: &Testbed, all: &[&str]) {
     let began = std::time::Instant::now();
     loop {
         let report: serde_json::Value = serde_json::from_str(&testbed.tool("iperf3", all)).unwrap();
         let error = report["error"].as_str().unwrap_or_default();
-        let is_early = ["Connection refused", "Connection reset by peer"];
+        let is_early = ["Connection refused", "Connection reset by peer", "try again later"];
         let is_early = is_early.iter().any(|end| error.ends_with(end));
         if is_early && began.elapsed() < Duration::from_secs(30) {
             continue;

@@ -851,7 +851,7 @@ fn large_peer_mtu_falls_back_to_generic_mode() {
     assert!(text.contains("MTU"), "{text}");
     let mut arena = arena(1024);
     let mut device = open(&pair.left, rules([udp(ECHO_PORT)]), &mut arena);
-    assert_eq!(device.capabilities().detail, "generic, copy");
+    assert!(device.capabilities().detail.starts_with("generic, copy"));
     check_echo(&pair, &mut device, &mut arena);
     device.close(&mut arena);
 }
