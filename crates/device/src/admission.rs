@@ -94,6 +94,14 @@ pub struct Limits {
     pub classes: [ClassLimit; MAX_CLASSES],
 }
 
+impl Limits {
+    /// True if classes share a total, so that many frames may be dropped. Otherwise frames are only
+    /// counted, apart from those above a fixed rate.
+    pub fn has_total(&self) -> bool {
+        self.total != RateLimit::Unlimited
+    }
+}
+
 /// Admitted and dropped frames of a class since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassCounts {

@@ -96,7 +96,9 @@ pub struct XdpDevice {
     program: SteeringProgram,
     /// Polls the driver if the sockets cannot.
     poller: Option<NapiPoller>,
-    /// Choice between softirqs and polls while admission limits are in force.
+    /// Admission limits the total, so that most frames may be dropped on the interface.
+    has_total_limit: bool,
+    /// Choice between softirqs and polls while that is so.
     softirq_mode: SoftirqMode,
     irq_deferral: Option<IrqDeferral>,
     traffic: TrafficMonitor,
@@ -223,7 +225,7 @@ impl Device for XdpDevice {
         }
         let mut received = self.receive_round(arena, burst, quota)?;
         self.times_emptied += u64::from(received < quota);
-        if self.program.is_limiting() {
+        if self.has_total_limit {
             self.check_softirq_mode()?;
         }
         let polls = self.is_polling();
@@ -342,13 +344,14 @@ impl EarlyDrop for XdpDevice {
     }
 
     fn set_limits(&mut self, limits: Option<&Limits>) -> io::Result<()> {
-        let was_limiting = self.program.is_limiting();
         self.program.set_limits(limits)?;
-        if was_limiting != limits.is_some() {
+        // Frames that are only counted are polled for as without limits.
+        let has_total = limits.is_some_and(Limits::has_total);
+        if std::mem::replace(&mut self.has_total_limit, has_total) != has_total {
             let counts = self.program.admission().counts()?;
             self.softirq_mode =
                 SoftirqMode::new(self.rx_missed.read()?, admitted_and_refused(&counts));
-            self.traffic.set_limiting(limits.is_some());
+            self.traffic.set_limiting(has_total);
             self.apply_softirq_mode()?;
         }
         Ok(())
@@ -356,8 +359,7 @@ impl EarlyDrop for XdpDevice {
 
     fn counts(&mut self) -> io::Result<[ClassCounts; MAX_CLASSES]> {
         let counts = self.program.admission().counts()?;
-        if self.program.is_limiting() && self.softirq_mode.on_counts(admitted_and_refused(&counts))
-        {
+        if self.has_total_limit && self.softirq_mode.on_counts(admitted_and_refused(&counts)) {
             self.apply_softirq_mode()?;
         }
         Ok(counts)
@@ -384,7 +386,7 @@ impl XdpDevice {
 
     /// True while softirqs run the driver's receive path without polls by this device.
     fn is_in_softirq_mode(&self) -> bool {
-        self.program.is_limiting() && self.softirq_mode.is_active()
+        self.has_total_limit && self.softirq_mode.is_active()
     }
 
     /// True while this device polls the driver itself.
@@ -428,7 +430,7 @@ impl XdpDevice {
     /// Sets the driver's flush timeout for the current mode, effective immediately.
     fn apply_softirq_mode(&mut self) -> io::Result<()> {
         let (in_softirq, overrun) = (self.is_in_softirq_mode(), self.softirq_mode.overrun);
-        let overrun = overrun && self.program.is_limiting();
+        let overrun = overrun && self.has_total_limit;
         // If the kernel refuses, softirqs poll at other times.
         let _ = self.irq_deferral.as_mut().map(|device| match (in_softirq, overrun) {
             (true, _) => device.poll_in_softirq(),

@@ -57,6 +57,7 @@ pub(super) fn open(
         traffic: TrafficMonitor::new(),
         readiness,
         data_path,
+        has_total_limit: false,
         rx_missed: RxMissedCounters::open(&target),
         times_emptied: 0,
         softirq_mode: SoftirqMode::new(0, (0, 0)),

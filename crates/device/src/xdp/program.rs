@@ -192,11 +192,6 @@ impl SteeringProgram {
         &mut self.admission
     }
 
-    /// True while admission limits are in force.
-    pub(super) fn is_limiting(&self) -> bool {
-        self.limiting
-    }
-
     /// Sets the rate limits of the classes; `None` admits every frame.
     pub(super) fn set_limits(&mut self, limits: Option<&Limits>) -> io::Result<()> {
         if let Some(limits) = limits {

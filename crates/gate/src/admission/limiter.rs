@@ -5,11 +5,34 @@
 //! is half free, that is, while others leave room. The same holds for classes and the total. The BPF
 //! program does the same arithmetic.
 
+use tidegate_wire::DropReason;
+
 use super::bucket::Bucket;
 use super::class::{Limits, MAX_CLASSES, PerClass, RateLimit};
 use super::hash::{SourceId, SourceKey};
-use super::policy::RefusalReason;
 use super::source_share::SourceShare;
+
+/// Reason for which a packet was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RefusalReason {
+    /// The rate of the packet's class is zero.
+    ClassClosed,
+    /// The packet's class has reached its rate.
+    ClassRate,
+    /// The packet's source has reached its share of the class.
+    SourceShare,
+}
+
+impl RefusalReason {
+    /// Returns the reason in the drop table.
+    pub const fn drop_reason(self) -> DropReason {
+        match self {
+            RefusalReason::ClassClosed => DropReason::AdmissionClassClosed,
+            RefusalReason::ClassRate => DropReason::AdmissionRate,
+            RefusalReason::SourceShare => DropReason::AdmissionSourceShare,
+        }
+    }
+}
 
 /// Decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

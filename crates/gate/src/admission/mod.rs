@@ -36,10 +36,10 @@ pub use class::{ClassLimit, ClassName, Classes, Limits, MAX_CLASSES, PacketRate,
 pub use config::{Class, Config, ConfigError, MAX_RULES};
 pub use hash::{SourceId, SourceKey};
 pub use known_sources::{KnownSources, MAX_KNOWN_BITS};
-pub use limiter::{LimitDecision, Limiter};
+pub use limiter::{LimitDecision, Limiter, RefusalReason};
 pub use matching::{CompiledRule, Match, NumberRange, ProtocolMatch};
 pub use packet_meta::{PacketKind, PacketMeta};
-pub use policy::{Admission, AdmissionVerdict, ClassCounters, RefusalReason};
+pub use policy::{Admission, AdmissionVerdict, ClassCounters};
 pub use pressure::{BacklogMeter, Pressure};
 pub use source_share::SOURCE_BUCKETS_PER_ROW;
 

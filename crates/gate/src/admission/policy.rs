@@ -1,7 +1,5 @@
 //! Admission controller: classes, rates, source shares and known sources.
 
-use tidegate_wire::DropReason;
-
 use super::class::{ClassPolicy, Classes, Limits, MAX_CLASSES, PacketRate, PerClass, RateLimit};
 use super::config::{Config, ConfigError};
 use super::contention::Contention;
@@ -9,32 +7,10 @@ use super::controller::{MIN_TOTAL_PPS, TotalRate, allocate_rates, preferred_dema
 use super::hash::{SourceId, SourceKey};
 use super::known_sources::KnownSources;
 use super::limited_ranks::LimitedRanks;
-use super::limiter::{LimitDecision, Limiter};
+use super::limiter::{LimitDecision, Limiter, RefusalReason};
 use super::packet_meta::PacketMeta;
 use super::pressure::Pressure;
 use super::source_share::SOURCE_BUCKETS_PER_ROW;
-
-/// Reason for which a packet was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RefusalReason {
-    /// The rate of the packet's class is zero.
-    ClassClosed,
-    /// The packet's class has reached its rate.
-    ClassRate,
-    /// The packet's source has reached its share of the class.
-    SourceShare,
-}
-
-impl RefusalReason {
-    /// Returns the reason in the drop table.
-    pub const fn drop_reason(self) -> DropReason {
-        match self {
-            RefusalReason::ClassClosed => DropReason::AdmissionClassClosed,
-            RefusalReason::ClassRate => DropReason::AdmissionRate,
-            RefusalReason::SourceShare => DropReason::AdmissionSourceShare,
-        }
-    }
-}
 
 /// Admission decision for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
