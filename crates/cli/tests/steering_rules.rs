@@ -99,8 +99,22 @@ fn port_is_served_until_the_last_of_its_sockets_closes() {
         };
         check();
         ask(SERVER_V4, b"close");
+        let before = bytes_in(host);
         check();
+        // Datagrams that go to the kernel reach the program by its kernel sockets.
+        let requests = (2 * 8 * b"request".len()) as u64;
+        let is_tidegates = |before| bytes_in(host).is_some_and(|now| now >= before + requests);
+        assert!(before.is_none_or(is_tidegates), "the port has gone to the kernel");
     });
+}
+
+/// Bytes that the applications of a daemon have received through Tidegate. `None` for an embedded
+/// stack, which has no report.
+fn bytes_in(host: &ServerHost<'_>) -> Option<u64> {
+    let ServerHost::Attached(daemon) = host else { return None };
+    let report = daemon.sockets();
+    let applications = report["applications"].as_array().unwrap().iter();
+    Some(applications.map(|application| application["bytes_in"].as_u64().unwrap()).sum())
 }
 
 /// Accepts a stream of each family, and ends once both have requested it.
