@@ -11,20 +11,14 @@ use super::LocalPort;
 use super::flow::Flow;
 use crate::steering::TransportProtocol;
 
-/// Key of a fragmented packet, equal for all its fragments.
+/// Key of a fragmented packet, equal for all its fragments and for those of no other packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FragmentKey {
-    /// Folded addresses. Packets with colliding keys go to the same core.
-    addresses: u64,
+    source: IpAddr,
+    destination: IpAddr,
+    /// Protocol on IPv4. On IPv6 it is no part of the key (RFC 8200 section 4.5).
+    protocol: Option<IpProtocol>,
     identification: u32,
-}
-
-impl FragmentKey {
-    /// Slot in a table of `slots` entries, which is a power of two.
-    pub(super) fn slot(self, slots: usize) -> usize {
-        let mixed = (self.addresses ^ u64::from(self.identification)).wrapping_mul(HASH_MULTIPLIER);
-        (mixed >> 32) as usize & (slots - 1)
-    }
 }
 
 /// Destination of a frame.
@@ -98,9 +92,6 @@ impl<'f> FlowHeaders<'f> {
     }
 }
 
-/// Multiplier of the hash: 2^64 divided by the golden ratio.
-const HASH_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-
 /// ICMPv6 types that all cores receive: router and neighbour advertisements, and redirects (RFC
 /// 4861 section 4).
 const ADVERTISEMENT_TYPES_V6: [u8; 3] = [134, 136, 137];
@@ -159,9 +150,12 @@ fn classify_v4(packet: &[u8]) -> Option<Destination<'_>> {
     if !header.is_fragment() {
         return Some(Destination::Flow(headers()?));
     }
-    let addresses = u64::from(u32::from(header.source)) << 32
-        | u64::from(u32::from(header.destination)) ^ u64::from(header.protocol.0);
-    let key = FragmentKey { addresses, identification: header.identification.into() };
+    let key = FragmentKey {
+        source: header.source.into(),
+        destination: header.destination.into(),
+        protocol: Some(header.protocol),
+        identification: header.identification.into(),
+    };
     Some(match header.fragment_offset_bytes {
         0 => Destination::FirstFragment(key, headers()?),
         _ => Destination::Fragment(key),
@@ -178,10 +172,10 @@ fn classify_v6(packet: &[u8]) -> Option<Destination<'_>> {
     let Some(fragment) = upper.fragment else {
         return Some(Destination::Flow(headers()?));
     };
-    let fold = |address: u128| (address >> 64) as u64 ^ address as u64;
-    let (source, destination) = (fold(header.source.into()), fold(header.destination.into()));
     let key = FragmentKey {
-        addresses: source.rotate_left(32) ^ destination,
+        source: header.source.into(),
+        destination: header.destination.into(),
+        protocol: None,
         identification: fragment.identification,
     };
     Some(match fragment.offset_bytes {

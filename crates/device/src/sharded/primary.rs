@@ -1,6 +1,7 @@
 //! Device of the primary core.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,6 +58,8 @@ struct Dispatcher {
     handovers_seen: u64,
     /// Flow of the first fragment of recent packets.
     fragment_flows: Box<[Option<(FragmentKey, Flow)>]>,
+    /// Keyed hash of the slots in `fragment_flows`: a peer cannot choose packets that collide.
+    fragment_hasher: RandomState,
     drops: DropCounters,
 }
 
@@ -84,6 +87,7 @@ impl PrimaryDevice {
             parked: VecDeque::new(),
             handovers_seen: flow_steering.handovers(),
             fragment_flows: vec![None; FRAGMENT_SLOTS].into_boxed_slice(),
+            fragment_hasher: RandomState::new(),
             drops: DropCounters::new(),
         };
         Ok(Self {
@@ -167,7 +171,8 @@ impl Dispatcher {
     }
 
     fn fragment_slot(&mut self, key: FragmentKey) -> &mut Option<(FragmentKey, Flow)> {
-        &mut self.fragment_flows[key.slot(FRAGMENT_SLOTS)]
+        let hash = self.fragment_hasher.hash_one(key);
+        &mut self.fragment_flows[hash as usize & (FRAGMENT_SLOTS - 1)]
     }
 
     /// Delivers a frame to the core that has the port or flow.

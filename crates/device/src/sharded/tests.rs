@@ -158,6 +158,31 @@ fn fragments_follow_the_first_fragment() {
 }
 
 #[test]
+fn fragments_of_chosen_packets_displace_no_others() {
+    let mut testbed = Testbed::new(2);
+    testbed.claim(1, TransportProtocol::Udp, 53).unwrap();
+    testbed.claim(0, TransportProtocol::Udp, 54).unwrap();
+    let fragment = |source: u8, number: u8, first: bool, payload: &[u8]| {
+        let mut data = vec![UDP, 0];
+        data.extend([0, if first { 1 } else { 16 }]);
+        data.extend([0, 0, 0, number]);
+        data.extend(payload);
+        let mut packet = v6(44, &data);
+        // Both halves of the address change in the same way.
+        (packet[8 + 7], packet[8 + 15]) = (source, source);
+        packet
+    };
+    // By a keyed hash a few may share a slot by chance.
+    let followed = (0..64).filter(|&number| {
+        let (wanted, other) = (transport(SOURCE, 53, &[0; 8]), transport(SOURCE, 54, &[0; 8]));
+        assert_eq!(testbed.receiving_core(&fragment(1, number, true, &wanted)), 1);
+        assert_eq!(testbed.receiving_core(&fragment(2, number, true, &other)), 0);
+        testbed.receiving_core(&fragment(1, number, false, &[1; 8])) == 1
+    });
+    assert!(followed.count() > 48);
+}
+
+#[test]
 fn icmp_errors_reach_the_core_that_sent_the_quoted_packet() {
     let mut testbed = Testbed::new(2);
     testbed.claim(1, TransportProtocol::Tcp, SOURCE).unwrap();

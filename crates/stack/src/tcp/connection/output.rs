@@ -264,6 +264,7 @@ impl Connection {
     fn restart_after_idle(&mut self, now_ns: u64) {
         let idle_ns = now_ns.saturating_sub(self.timers.last_sent_ns);
         if idle_ns > self.recovery.rtt.rto_ns() && self.timers.rtx != RtxTimer::Persist {
+            self.recovery.forget_undo();
             self.recovery.controller.restart_after_idle(self.send.mss.into());
         }
     }

@@ -401,6 +401,7 @@ impl Recovery {
     /// A tail probe has repaired a loss that nothing else has detected.
     pub(crate) fn on_tail_probe_repair(&mut self, outstanding: u32, mss: u16) {
         if self.phase == RecoveryPhase::Open {
+            self.forget_undo();
             self.controller.on_congestion(outstanding, mss.into());
             self.controller.end_recovery();
         }

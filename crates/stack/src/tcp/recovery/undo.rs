@@ -64,10 +64,13 @@ impl Recovery {
         self.after_loss.as_ref().is_some_and(|after_loss| after_loss.undo.is_some())
     }
 
-    /// Keeps the present state, needless or not.
-    pub(super) fn forget_undo(&mut self) {
+    /// Keeps the present state, needless or not: the window has a reason of its own now.
+    pub(crate) fn forget_undo(&mut self) {
         if let Some(after_loss) = &mut self.after_loss {
             after_loss.undo = None;
+            if after_loss.mtu_search.is_none() {
+                self.after_loss = None;
+            }
         }
     }
 
