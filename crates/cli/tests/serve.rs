@@ -261,6 +261,34 @@ fn refuses_a_port_in_use_by_the_kernel() {
     drop(holder);
 }
 
+/// A server that takes over an address with another hardware address announces it: the client
+/// learns the new one at once.
+#[test]
+fn clients_learn_the_new_hardware_address_of_a_takeover() {
+    if !is_root("takeover") || !has_programs("takeover", &["ping"]) {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Packet);
+    let macs = ["02:00:00:00:00:0a", "02:00:00:00:00:0b"];
+    let has_mac = |address: &str, mac: &str| {
+        let shown = testbed.client().ip(&["neigh", "show", address]).unwrap();
+        shown.contains(mac)
+    };
+    for mac in macs {
+        let server = testbed.serve(DeviceKind::Packet, &["echo", "--mac", mac]);
+        if mac == macs[0] {
+            for address in [SERVER_V4, SERVER_V6] {
+                check_ping(DeviceKind::Packet, &testbed, address);
+            }
+        }
+        // The client sends nothing: it learns from the announcements alone.
+        for address in [SERVER_V4, SERVER_V6] {
+            support::wait_until("the client knows the server", || has_mac(address, mac));
+        }
+        server.stop();
+    }
+}
+
 /// The server resolves the client's hardware address instead of guessing it: a client whose
 /// address has never sent anything to the server's stack is answered too.
 #[test]

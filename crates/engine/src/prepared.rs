@@ -149,12 +149,17 @@ impl PreparedEngine {
         Ok(())
     }
 
-    /// Starts the engine with an empty stack. Also returns its port claims.
+    /// Starts the engine with an empty stack, which announces its own addresses. Also returns its
+    /// port claims.
     ///
     /// # Errors
     /// If the stack rejects the configuration, or the device is not open.
     pub fn begin(self) -> Result<(Engine, PortClaims), OpenError> {
-        self.start(|config, now_ns, _| Ok(Stack::new(config, now_ns)?))
+        self.start(|config, now_ns, _| {
+            let mut stack = Stack::new(config, now_ns)?;
+            stack.announce_addresses(now_ns);
+            Ok(stack)
+        })
     }
 
     /// As [`PreparedEngine::begin`], with the stack that another process saved.
@@ -197,6 +202,16 @@ pub fn open(config: NetConfig) -> Result<(Engine, PortClaims), OpenError> {
     let mut prepared = PreparedEngine::new(config)?;
     prepared.open_device()?;
     prepared.begin()
+}
+
+/// Opens the device of a secondary core. The primary core announces the addresses of both.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_secondary(config: NetConfig) -> Result<(Engine, PortClaims), OpenError> {
+    let mut prepared = PreparedEngine::new(config)?;
+    prepared.open_device()?;
+    prepared.start(|config, now_ns, _| Ok(Stack::new(config, now_ns)?))
 }
 
 /// Receives all waiting frames of a device, burst by burst.

@@ -12,7 +12,7 @@ use tidegate_wire::MacAddr;
 
 use crate::claim::PortClaims;
 use crate::open::{NetConfig, OpenError};
-use crate::prepared::{PreparedEngine, open};
+use crate::prepared::{PreparedEngine, open_secondary};
 use crate::{DeviceConfig, Engine, EngineConfig};
 
 /// Engines and stacks that share one device.
@@ -127,7 +127,7 @@ fn start_secondaries(
     for (mut config, device) in secondaries.into_iter().zip(devices) {
         let boxed = move |device: SecondaryDevice| Ok(Box::new(device) as Box<dyn Device>);
         config.device = DeviceConfig::Custom(Box::new(move |_| boxed(device)));
-        let (mut engine, _) = open(config)?;
+        let (mut engine, _) = open_secondary(config)?;
         // Values derived from these secrets that one stack sent to a peer bind all stacks.
         engine.parts().0.set_tcp_secrets(secrets);
         all.push((engine, claims(all.len())));

@@ -15,7 +15,7 @@ use crate::ip::path_mtu::PathMtuCache;
 use crate::ip::reassembly::Reassembly;
 use crate::ip::route::RoutingTable;
 use crate::ip::transit::Forwarding;
-use crate::neighbour::{NeighbourCache, TentativeAddresses};
+use crate::neighbour::{AddressTimers, NeighbourCache};
 use crate::ports::ReservedPorts;
 use crate::random::SecretRng;
 use crate::rate_limit::{IcmpErrorLimiter, TokenBucket};
@@ -43,7 +43,7 @@ pub(crate) struct Interface {
     pub(crate) reassembly: Reassembly,
     pub(crate) icmp_error_limiter: IcmpErrorLimiter,
     pub(crate) echo_limit: TokenBucket,
-    pub(crate) tentative: TentativeAddresses,
+    pub(crate) address_timers: AddressTimers,
     pub(crate) mld: ReportSchedule,
     pub(crate) reply: PendingReply,
     /// Start of a plain frame as [`crate::fast_path`] expects it.
@@ -97,7 +97,7 @@ impl Interface {
                 limits.icmp_errors_per_destination_pps,
             ),
             echo_limit: TokenBucket::new(now_ns, limits.icmp_echo_pps),
-            tentative: TentativeAddresses::default(),
+            address_timers: AddressTimers::default(),
             mld: ReportSchedule::default(),
             reply: PendingReply::default(),
             plain_link: PlainLink::new(config.medium, config.mac, config.vlan),
@@ -135,7 +135,7 @@ impl Interface {
             match cidr.address() {
                 IpAddr::V6(address) if is_exclusive && detect => {
                     self.addresses.add(cidr, AddressKind::Tentative);
-                    self.tentative.add(now_ns, address);
+                    self.address_timers.add_tentative(now_ns, address);
                 }
                 _ => self.addresses.add(cidr, AddressKind::Local),
             }

@@ -11,6 +11,7 @@ use tidegate_stack::{TcpOptions, UdpId, UdpOptions};
 use tidegate_wire::{DropReason, IpCidr};
 
 use super::*;
+use crate::open;
 
 const CORES: usize = 3;
 

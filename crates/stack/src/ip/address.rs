@@ -112,6 +112,12 @@ impl Addresses {
         self.update_singles();
     }
 
+    /// Addresses that are ready for use.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = IpAddr> {
+        let addresses = self.list.iter().map(IpCidr::address);
+        addresses.filter(|address| self.kinds.get(address) == Some(&AddressKind::Local))
+    }
+
     /// Makes a tentative address ready for use.
     pub(crate) fn confirm(&mut self, address: IpAddr) {
         if let Some(kind) = self.kinds.get_mut(&address) {

@@ -77,7 +77,7 @@ impl Interface {
         }
     }
 
-    fn send_arp(
+    pub(super) fn send_arp(
         &mut self,
         arena: &mut Arena,
         operation: ArpOperation,

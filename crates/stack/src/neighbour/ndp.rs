@@ -14,7 +14,7 @@ use crate::ip::address::{ALL_NODES, AddressKind};
 use crate::ip::packet::{Packet, RxVerdict};
 use crate::link::LinkMeta;
 use crate::neighbour::NeighbourClaim;
-use crate::neighbour::tentative::DetectionStep;
+use crate::neighbour::address_timers::AddressStep;
 use crate::{AddressOwnership, Event};
 
 impl Interface {
@@ -114,14 +114,19 @@ impl Interface {
 
     /// Removes a tentative address that another host uses.
     fn duplicate_address(&mut self, address: Ipv6Addr) -> Result<RxVerdict, DropReason> {
-        self.tentative.remove(address);
+        self.address_timers.remove(address.into());
         self.addresses.remove(address.into());
         self.paths.invalidate();
         self.queue_event_once(Event::AddressConflict(address.into()));
         Err(DropReason::NdpConflict)
     }
 
-    fn reply_ndp(&mut self, source: Ipv6Addr, destination: Ipv6Addr, message: &NdpMessage<'_>) {
+    pub(super) fn reply_ndp(
+        &mut self,
+        source: Ipv6Addr,
+        destination: Ipv6Addr,
+        message: &NdpMessage<'_>,
+    ) {
         let packet = Packet {
             source: IpAddr::V6(source),
             destination: IpAddr::V6(destination),
@@ -153,13 +158,17 @@ impl Interface {
         self.flush_reply(now_ns, arena);
     }
 
-    /// Duplicate address detection: solicits new addresses, and confirms the addresses that no host
-    /// claimed in time (RFC 4862 section 5.4).
-    pub(crate) fn detect_duplicates(&mut self, now_ns: u64, arena: &mut Arena) {
-        while let Some(step) = self.tentative.poll_due(now_ns) {
+    /// Does the steps of own addresses that are due. Duplicate address detection solicits new
+    /// addresses, and confirms the addresses that no host claimed in time (RFC 4862 section 5.4).
+    pub(crate) fn handle_address_timers(&mut self, now_ns: u64, arena: &mut Arena) {
+        while let Some(step) = self.address_timers.poll_due(now_ns) {
             let target = match step {
-                DetectionStep::Solicit(address) => address,
-                DetectionStep::Confirm(address) => {
+                AddressStep::Solicit(address) => address,
+                AddressStep::Announce(address) => {
+                    self.announce(now_ns, arena, address);
+                    continue;
+                }
+                AddressStep::Confirm(address) => {
                     self.addresses.confirm(address.into());
                     self.paths.invalidate();
                     continue;

@@ -211,7 +211,7 @@ impl Stack {
     fn restore_link(&mut self, now_ns: u64, saved: &StackSnapshot) {
         // These addresses are in use, so no other host has taken them meanwhile.
         let is_unique = |address| saved.unique_v6.contains(&IpAddr::V6(address));
-        for address in self.interface.tentative.take_unique(is_unique) {
+        for address in self.interface.address_timers.take_unique(is_unique) {
             self.interface.addresses.confirm(address.into());
         }
         for &group in saved.groups.iter().filter(|group| group.is_multicast()) {

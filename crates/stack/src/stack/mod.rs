@@ -262,6 +262,12 @@ impl Stack {
         self.apply_verdict(now_ns, frame, arena, result);
     }
 
+    /// Announces the own addresses: neighbours that know another hardware address for one of them
+    /// replace it. Call [`Stack::handle_timeout`] afterwards.
+    pub fn announce_addresses(&mut self, now_ns: u64) {
+        self.interface.announce_addresses(now_ns);
+    }
+
     /// Time in nanoseconds at which to call [`Stack::handle_timeout`]; `None` without timers.
     pub fn next_timeout(&self) -> Option<u64> {
         let interface = &self.interface;
@@ -270,7 +276,7 @@ impl Stack {
             interface.reassembly.next_timeout(),
             interface.mld.next_timeout(),
             self.tcp.next_timeout(),
-            interface.tentative.next_timeout(),
+            interface.address_timers.next_timeout(),
         ];
         // This runs once per burst: one minimum, without a branch per timer.
         let next_ns = timeouts.map(|timeout_ns| timeout_ns.unwrap_or(u64::MAX)).into_iter().min();
@@ -292,7 +298,7 @@ impl Stack {
         while let Some(timeout) = self.interface.reassembly.poll_expired(now_ns) {
             self.interface.handle_reassembly_timeout(now_ns, arena, &timeout);
         }
-        self.interface.detect_duplicates(now_ns, arena);
+        self.interface.handle_address_timers(now_ns, arena);
         self.interface.send_mld_reports(now_ns, arena);
         self.tcp.expire(now_ns);
         self.tcp_flush(now_ns, arena);

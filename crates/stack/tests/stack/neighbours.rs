@@ -64,6 +64,47 @@ fn unsolicited_reason(family: Family) -> DropReason {
     if family == Family::V4 { DropReason::ArpUnsolicited } else { DropReason::NdpUnsolicited }
 }
 
+/// Neighbours of a new host replace the hardware address of the former owner of its addresses.
+#[test]
+fn announces_own_addresses_twice() {
+    for_each_family(|family| {
+        let mut host = TestHost::quiet(config(1));
+        assert!(host.sent().is_empty(), "nothing without the call");
+        host.stack.announce_addresses(host.now_ns);
+        for interval_ns in [0, 2 * SECOND_NS] {
+            host.advance(interval_ns);
+            let frames = host.sent();
+            let own = frames.iter().filter(|data| is_announcement(data, family.host(1)));
+            assert_eq!(own.count(), 1, "{family:?}");
+        }
+        host.advance(60 * SECOND_NS);
+        assert!(!host.sent().iter().any(|data| is_announcement(data, family.host(1))));
+    });
+}
+
+/// True for an ARP announcement or an unsolicited advertisement of `own` to all.
+fn is_announcement(data: &[u8], own: IpAddr) -> bool {
+    let (header, rest) = EthernetHeader::parse(data).unwrap();
+    match own {
+        IpAddr::V4(own) => {
+            header.ethertype == EtherType::ARP && {
+                let packet = ArpPacket::parse(rest).unwrap().0;
+                let is_own = packet.sender_ip == own && packet.target_ip == own;
+                is_own && packet.sender_mac == mac(1) && header.destination == MacAddr::BROADCAST
+            }
+        }
+        IpAddr::V6(own) => {
+            header.ethertype == EtherType::IPV6 && {
+                let (header, payload) = Ipv6Header::parse(rest).unwrap();
+                let message = Icmpv6Message::parse(&header, payload);
+                matches!(message, Ok(Icmpv6Message::Ndp(NdpMessage::NeighbourAdvertisement(
+                    NeighbourAdvertisement { solicited: false, overrides: true, target, .. },
+                ))) if target == own)
+            }
+        }
+    }
+}
+
 #[test]
 fn queues_packets_until_resolved_and_sends_in_order() {
     for_each_family(|family| {
