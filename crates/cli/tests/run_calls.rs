@@ -100,3 +100,20 @@ fn every_socket_call_matches_the_kernel() {
         }
     }
 }
+
+/// The library's descriptors make way for those of the program.
+#[test]
+fn attached_program_may_overwrite_any_descriptor() {
+    if !is_root("run_calls_overwrite") || !has_programs("run_calls_overwrite", &["python3"]) {
+        return;
+    }
+    let python = python();
+    for (client, server) in FAMILIES {
+        let testbed = Testbed::new(DeviceKind::Packet);
+        let daemon = Daemon::start(&testbed, &["--io", "packet"]);
+        let _peer = Peer::start(&testbed, client, server);
+        let program = [&python, CALLS, "overwrite", server, client];
+        let got = daemon.run(&[], &program).stdout_text();
+        assert_eq!(got, "True True b'.'\n", "{server}");
+    }
+}

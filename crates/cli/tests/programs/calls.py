@@ -646,5 +646,18 @@ def subject(own, peer):
             print(f"{part.__name__} after {number}: {error!r}", flush=True)
 
 
+def overwrite(own, peer):
+    """Puts a file on every descriptor beyond the program's own, and prints what still works."""
+    with Subject(own, peer).order_peer("echo") as connection, open("/dev/null") as null:
+        chosen = [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > null.fileno()]
+        for fd in chosen:
+            os.dup2(null.fileno(), fd)
+        device = os.fstat(null.fileno()).st_rdev
+        connection.sendall(b".")
+        same = all(os.fstat(fd).st_rdev == device for fd in chosen)
+        print(len(chosen) > 1, same, connection.recv(1))
+
+
 if __name__ == "__main__":
-    {"peer": peer, "subject": subject}[sys.argv[1]](*sys.argv[2:])
+    modes = {"peer": peer, "subject": subject, "overwrite": overwrite}
+    modes[sys.argv[1]](*sys.argv[2:])

@@ -26,6 +26,8 @@ use crate::ipc::handshake::send_refusal;
 const MAX_PENDING_HANDSHAKES: usize = 256;
 /// Maximum number of such connections of one user.
 const MAX_PENDING_PER_USER: usize = MAX_PENDING_HANDSHAKES / 4 * 3;
+/// Maximum number of connections accepted in a row.
+const MAX_ACCEPTS: usize = 64;
 /// Interval between checks for finished jobs while no connection is accepted.
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit for the workers' jobs before an upgrade.
@@ -235,9 +237,12 @@ impl<'l> Listener<'l> {
         }
     }
 
-    /// Accepts the connections that wait.
+    /// Accepts connections that wait. Those that keep coming have their turn after the handshakes.
     fn accept(&mut self, now: Instant) {
-        while self.may_accept(now) {
+        for _ in 0..MAX_ACCEPTS {
+            if !self.may_accept(now) {
+                return;
+            }
             let connection = match self.socket.listener.accept() {
                 Ok((connection, _)) => connection,
                 Err(error) => {
