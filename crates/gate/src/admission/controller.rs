@@ -115,7 +115,9 @@ impl TotalRate {
         let served_pps = rate_pps(pressure.served, elapsed_ns);
         let overloaded = self.is_overloaded(pressure);
         self.periods_since_reduction = self.periods_since_reduction.saturating_add(1);
-        let is_busy = pressure.backlog_percent >= HIGH_BACKLOG_PERCENT;
+        // A backlog that costs no packet is only a busy server.
+        let is_busy = pressure.backlog_percent >= HIGH_BACKLOG_PERCENT
+            && (self.was_reduced || pressure.is_missing_packets());
         self.update_busy_rate(is_busy.then_some(served_pps), elapsed_ns);
         let missing = pressure.is_missing_packets();
         let reduce_to_pps = preferred_pps.filter(|&pps| missing && (!overloaded || self.pps > pps));
