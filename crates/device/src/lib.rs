@@ -43,12 +43,14 @@ pub mod netlink;
 pub mod packet;
 pub mod pcap;
 #[cfg(any(feature = "packet", feature = "xdp"))]
+#[cfg_attr(not(feature = "xdp"), allow(dead_code))]
 mod segments;
 pub mod sharded;
 pub mod steering;
 pub mod tap;
 pub mod trace;
 #[cfg(any(feature = "packet", feature = "xdp"))]
+#[cfg_attr(not(feature = "xdp"), allow(dead_code))]
 mod transport;
 mod tx_copies;
 mod vnet;

@@ -29,7 +29,9 @@ mod record;
 mod restorer;
 mod sys;
 
-pub(crate) use self::access::{InterfaceId, Settings, SettingsAccess, is_sysfs_of};
+#[cfg(feature = "xdp")]
+pub(crate) use self::access::is_sysfs_of;
+pub(crate) use self::access::{InterfaceId, Settings, SettingsAccess};
 pub use self::channel::{RestorerRole, UnknownRestorerRole};
 pub(crate) use self::guard::SettingsGuard;
 pub use self::guard::set_restorer;

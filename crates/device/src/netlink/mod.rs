@@ -5,8 +5,10 @@
 //! [`Monitor`] reports changes.
 
 mod change;
+#[cfg(any(feature = "packet", feature = "xdp"))]
 mod gro;
 mod monitor;
+#[cfg(any(feature = "packet", feature = "xdp"))]
 #[cfg_attr(not(feature = "xdp"), allow(dead_code))]
 mod netdev;
 mod socket;
@@ -30,8 +32,10 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tidegate_wire::{IpCidr, MacAddr, Medium};
 
 pub use change::{add_address, set_mtu, set_up};
+#[cfg(any(feature = "packet", feature = "xdp"))]
 pub(crate) use gro::GroMaxSizes;
 pub use monitor::{Change, Monitor};
+#[cfg(any(feature = "packet", feature = "xdp"))]
 pub(crate) use netdev::{NapiSettings, NetdevSocket};
 pub(crate) use socket::Socket;
 
