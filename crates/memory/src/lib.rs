@@ -11,7 +11,6 @@ pub mod doorbell;
 pub mod fifo;
 mod heap;
 mod mapping;
-#[cfg(not(loom))]
 pub mod own_fd;
 pub mod queues;
 pub mod shared;
@@ -26,5 +25,4 @@ pub use copy::copy_packet;
 pub use doorbell::Doorbell;
 pub use fifo::Fifo;
 pub use heap::trim_heap;
-#[cfg(not(loom))]
 pub use own_fd::OwnFd;
