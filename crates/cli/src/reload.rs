@@ -27,20 +27,18 @@ pub(crate) type CheckedChange = Box<dyn FnOnce() -> Result<String, Failure>>;
 /// Part of a server that can be reloaded: reads and checks its configuration.
 pub(crate) type ReloadPart = Box<dyn FnMut() -> Result<CheckedChange, Failure> + Send>;
 
-/// Thread that reloads on SIGHUP. Dropping it ends the thread.
-///
-/// The thread exists from the start of the program, before this process is pinned to a processor:
-/// loading zones is not to take time from the processor that serves.
-pub(crate) struct ReloadThread {
-    handle: Handle,
-    parts: Sender<Vec<ReloadPart>>,
-    thread: Option<JoinHandle<()>>,
-}
+/// SIGHUP, which does not end this process any more: it is kept for the thread that reloads.
+pub(crate) struct ReloadSignal(Signals);
 
-impl ReloadThread {
-    /// Starts the thread. A SIGHUP before [`ReloadThread::serve`] is kept until then.
-    pub(crate) fn start() -> io::Result<Self> {
-        let mut signals = Signals::new([SIGHUP])?;
+impl ReloadSignal {
+    /// Registers the signal.
+    pub(crate) fn register() -> io::Result<Self> {
+        Signals::new([SIGHUP]).map(Self)
+    }
+
+    /// Starts the thread, with the processors and the privileges of the calling thread.
+    pub(crate) fn start_thread(self) -> io::Result<ReloadThread> {
+        let Self(mut signals) = self;
         let handle = signals.handle();
         let (parts, received) = channel::<Vec<ReloadPart>>();
         let thread = std::thread::Builder::new().name("reload".to_owned()).spawn(move || {
@@ -53,7 +51,24 @@ impl ReloadThread {
                 log(line);
             }
         })?;
-        Ok(Self { handle, parts, thread: Some(thread) })
+        Ok(ReloadThread { handle, parts, thread: Some(thread) })
+    }
+}
+
+/// Thread that reloads on SIGHUP. Dropping it ends the thread.
+///
+/// A server starts it before it pins itself to a processor: loading zones is not to take time from
+/// the processor that serves. The daemon starts it when it has dropped its privileges.
+pub(crate) struct ReloadThread {
+    handle: Handle,
+    parts: Sender<Vec<ReloadPart>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ReloadThread {
+    /// Starts the thread. A SIGHUP before [`ReloadThread::serve`] is kept until then.
+    pub(crate) fn start() -> io::Result<Self> {
+        ReloadSignal::register()?.start_thread()
     }
 
     /// Reloads these parts, in this order, at each SIGHUP from now on.

@@ -92,10 +92,15 @@ fn protect_lab_measures_every_level_and_draws_svg() {
         svg.to_str().unwrap(),
     ]);
     let rows = result["rows"].as_array().unwrap();
+    let is_conserve = |row: &&Value| row["test"] == "service with admission and without";
     assert_eq!(
-        rows.len(),
+        rows.iter().filter(|row| !is_conserve(row)).count(),
         2 * 9 + 2 + 4,
         "each transport at nine levels and over time, two policies at two rates"
+    );
+    assert!(
+        rows.iter().filter(is_conserve).count() >= 8,
+        "one source, alone and not, at four loads"
     );
     for row in rows.iter().filter(|row| row["test"] == "levels") {
         let flooded = row["offered_per_s"].as_f64().unwrap() > 0.0;
@@ -118,6 +123,7 @@ fn protect_lab_measures_every_level_and_draws_svg() {
         "known_peer_answered_droptail",
         "known_peer_answered_overrun",
         "known_peer_answered_droptail_overrun",
+        "admission_conserves",
     ] {
         assert!(figure(&result, name) >= 0.0, "{name}");
     }

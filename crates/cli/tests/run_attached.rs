@@ -458,8 +458,9 @@ fn daemon_drops_unneeded_capabilities() {
     if !is_root("run_attached_privileges") {
         return;
     }
-    // NET_BIND_SERVICE is bit 10, NET_ADMIN 12, NET_RAW 13, IPC_LOCK 14, BPF 39.
-    let kinds = [("xdp", false, "8000007000"), ("xdp", true, "8000007400"), ("packet", false, "")];
+    // NET_BIND_SERVICE is bit 10, NET_ADMIN 12, NET_RAW 13, IPC_LOCK 14, SYS_NICE 23, BPF 39.
+    let kinds =
+        [("xdp", false, "8000807000"), ("xdp", true, "8000807400"), ("packet", false, "800000")];
     for (io, shared, kept) in kinds {
         let testbed = if shared { Testbed::shared() } else { Testbed::new(DeviceKind::Xdp) };
         let daemon = if shared {

@@ -1,6 +1,7 @@
 //! HTTP service: answers one request.
 
 use std::io;
+use std::net::Ipv6Addr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -198,10 +199,22 @@ fn has_valid_host(request: &Request<Incoming>) -> bool {
         (None, _) => request.version() < Version::HTTP_11,
         (Some(host), None) => {
             let host = host.as_bytes();
-            host.is_empty() || !host.contains(&b'@') && Authority::try_from(host).is_ok()
+            host.is_empty()
+                || !host.contains(&b'@') && Authority::try_from(host).is_ok()
+                || is_ipv6_without_brackets(host)
         }
         (Some(_), Some(_)) => false,
     }
+}
+
+/// Returns true for an IPv6 address without brackets, perhaps with a port behind it. RFC 3986 asks
+/// for brackets; h2load sends none.
+fn is_ipv6_without_brackets(host: &[u8]) -> bool {
+    let is_address = |text: &str| text.parse::<Ipv6Addr>().is_ok();
+    str::from_utf8(host).is_ok_and(|host| {
+        let without_port = || host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
+        is_address(host) || without_port().is_some_and(|(address, _)| is_address(address))
+    })
 }
 
 /// Refuses a request and closes the connection.

@@ -30,7 +30,7 @@ use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind};
 use crate::output::print_line;
 use crate::process::{raise_priority, stop_flag};
-use crate::reload::{NetSettings, ReloadThread};
+use crate::reload::{NetSettings, ReloadSignal};
 
 /// Interval at which the main thread checks for the end of the network cores.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -149,7 +149,7 @@ impl DaemonCommand {
         let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
-        let reload = ReloadThread::start()?;
+        let reload_signal = ReloadSignal::register()?;
         let stop = stop_flag(self.duration)?;
         let mut net = host.net_config(&settings)?;
         let classes = config::admission(self.admission, self.config.as_deref())?;
@@ -184,6 +184,7 @@ impl DaemonCommand {
         } else {
             Daemon::start_with(net, start)?
         };
+        let reload = reload_signal.start_thread()?;
         reload.serve(vec![self.net_settings().into_part(daemon.controls())?]);
         self.run_until_stopped(daemon, kept, &stop)
     }

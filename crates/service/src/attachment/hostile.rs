@@ -387,6 +387,12 @@ fn lingering_socket() -> (TcpStream, TcpStream) {
     (near, far)
 }
 
+/// Closes a lingering socket. The daemon may have closed its descriptor already; then this close
+/// waits for the other end, on a thread of its own.
+fn close_lingering(socket: impl Send + 'static) {
+    std::thread::spawn(move || drop(socket));
+}
+
 /// Receives everything until the last holder of the other end has closed it.
 fn wait_until_closed(mut far: TcpStream) {
     far.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -442,8 +448,10 @@ fn descriptors_of_first_messages_delay_no_other_application() {
             let transfer = TransferOperation::Receive(0);
             let hello = Hello::Transfer(token, transfer, near.into());
             send_hello(connection.as_fd(), &hello).unwrap();
+            close_lingering(hello);
         } else {
             send_with_fds(connection.as_fd(), b"no message", &[near.as_fd()]).unwrap();
+            close_lingering(near);
         }
         peers.push((connection, far));
     }
@@ -464,7 +472,8 @@ fn kernel_socket_of_an_exited_application_delays_no_other_application() {
     // A connection gives no right to its port, and a worker closes it.
     let error = hostile.reserve_port(Shard::ONLY, near.as_fd()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-    drop((near, hostile));
+    close_lingering(near);
+    drop(hostile);
     testbed.wait_until_gone("bad");
     assert_well_served(&mut good);
     wait_until_closed(far);

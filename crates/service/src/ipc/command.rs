@@ -113,6 +113,11 @@ impl Command {
         matches!(self, Bind { .. } | Listen { .. } | Accept { .. } | ConnectTcp { .. })
     }
 
+    /// True if the answer says that all earlier commands are executed, and their ports free.
+    pub fn awaits_closed(&self) -> bool {
+        matches!(self, Self::Ping { tag: Some(_) })
+    }
+
     /// Sharing mode of the port that the command requests, for an application of user `uid`.
     pub fn sharing(&self, uid: u32) -> PortSharing {
         let (reuse_port, share_group) = match self {

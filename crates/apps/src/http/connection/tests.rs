@@ -210,6 +210,19 @@ async fn refuses_malformed_requests_with_a_status() {
         (format!("GET {status} HTTP/1.0\r\n\r\n"), "200"),
         (format!("GET {status} HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n"), "200"),
         (format!("GET {status} HTTP/1.1\r\nHost: [::1]:80\r\nConnection: close\r\n\r\n"), "200"),
+        (format!("GET {status} HTTP/1.1\r\nHost: ::1:80\r\nConnection: close\r\n\r\n"), "200"),
+        (
+            format!(
+                "GET {status} HTTP/1.1\r\nHost: 1:2:3:4:5:6:7:8:80\r\nConnection: close\r\n\r\n"
+            ),
+            "200",
+        ),
+        (
+            format!(
+                "GET {status} HTTP/1.1\r\nHost: 1:2:3:4:5:6:7:8:x\r\nConnection: close\r\n\r\n"
+            ),
+            "400",
+        ),
     ] {
         for before in ["", STATUS] {
             let mut client = server.connect();

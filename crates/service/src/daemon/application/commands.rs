@@ -11,8 +11,8 @@ pub(in crate::daemon) struct CommandQueue {
     /// Command deferred while other cores are queried for its port, or due now.
     pub(super) deferred: Option<Command>,
     port_query: PortQueryState,
-    /// The deferred command waits until the memory is measured or discarded.
-    pub(super) waits_for_memory: bool,
+    /// The deferred command waits until workers have done their jobs.
+    pub(super) waits_for_workers: bool,
     /// Commands taken from the ring so far.
     pub(super) taken: u64,
 }
@@ -32,7 +32,7 @@ impl CommandQueue {
             ring,
             deferred: None,
             port_query: PortQueryState::NotStarted,
-            waits_for_memory: false,
+            waits_for_workers: false,
             taken: 0,
         }
     }
@@ -59,7 +59,7 @@ impl CommandQueue {
 
     /// True while a command is deferred.
     pub(super) fn has_deferred(&self) -> bool {
-        self.deferred.is_some() || self.waits_for_memory
+        self.deferred.is_some() || self.waits_for_workers
     }
 
     /// Number of commands taken from the ring so far.
@@ -82,9 +82,9 @@ impl CommandQueue {
         (self.deferred, self.port_query) = (Some(command), PortQueryState::InProgress);
     }
 
-    /// Defers a command until the memory is measured or discarded.
-    pub(in crate::daemon) fn defer_for_memory(&mut self, command: Command) {
-        (self.deferred, self.waits_for_memory) = (Some(command), true);
+    /// Defers a command until workers have measured or discarded the memory, or released ports.
+    pub(in crate::daemon) fn defer_for_workers(&mut self, command: Command) {
+        (self.deferred, self.waits_for_workers) = (Some(command), true);
     }
 
     /// Ends the port query: the deferred command runs next, whatever its outcome.
@@ -100,6 +100,6 @@ impl CommandQueue {
     /// Drops the deferred command of an application that has exited.
     pub(in crate::daemon) fn cancel_deferred(&mut self) {
         (self.deferred, self.port_query) = (None, PortQueryState::NotStarted);
-        self.waits_for_memory = false;
+        self.waits_for_workers = false;
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
-use crate::daemon::workers::AppFd;
+use crate::daemon::workers::{AppFd, WakeCores};
 use crate::ipc::layout::SharedMemory;
 
 /// Memory of an application's sockets.
@@ -40,9 +40,6 @@ enum Outcome {
     /// Bytes in use; `None` if they cannot be measured.
     Measured(Option<u64>),
 }
-
-/// Wakes the core of an application, wherever the application is then.
-pub(in crate::daemon) type WakeCores = Arc<dyn Fn() + Send + Sync>;
 
 impl MemoryUse {
     pub(super) fn new(max_bytes: u64) -> Self {

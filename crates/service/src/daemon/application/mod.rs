@@ -18,7 +18,6 @@ use tidegate_gate::CpuShare;
 use tidegate_memory::shared::{WakeFlag, WordRange};
 
 pub(super) use self::kernel_sockets::KernelSocket;
-pub(super) use self::memory_use::WakeCores;
 pub(super) use self::protocol_error::ProtocolError;
 pub(super) use self::turn::Turn;
 
@@ -31,7 +30,7 @@ use self::slots::SocketSlots;
 use crate::daemon::attachment_counts::AttachmentCount;
 use crate::daemon::ids::{Identity, PayloadBytes, SocketKey};
 use crate::daemon::quota::AppSettings;
-use crate::daemon::workers::AppFd;
+use crate::daemon::workers::{AppFd, PortReleases, WakeCores};
 use crate::ipc::command::{Command, Handle};
 use crate::ipc::handshake::Welcome;
 use crate::ipc::layout::SharedMemory;
@@ -65,6 +64,8 @@ pub(super) struct Application {
     pub(super) slots: SocketSlots,
     /// Sockets that the application has bound at the kernel, until it binds their ports here.
     pub(super) kernel_sockets: KernelSockets,
+    /// Releases of ports of its kernel sockets.
+    releases: PortReleases,
     /// Quota of local ports that the application may bind.
     pub(super) max_ports: u32,
     memory_use: MemoryUse,
@@ -104,6 +105,7 @@ impl Application {
             slots: SocketSlots::new(memory.geometry().sockets),
             memory,
             kernel_sockets: KernelSockets::default(),
+            releases: PortReleases::default(),
             max_ports: settings.quota.max_ports,
             _count: count,
             memory_use: MemoryUse::new(settings.quota.max_memory_bytes),
@@ -126,7 +128,7 @@ impl Application {
 
     /// Next command, or `None` while notifications are queued or a port query is in progress.
     pub(super) fn next_command(&mut self) -> Result<Option<Command>, ProtocolError> {
-        if self.notifier.has_queued() || self.waits_for_memory() {
+        if self.notifier.has_queued() || self.waits_for_workers() {
             return Ok(None);
         }
         self.commands.next()
@@ -134,7 +136,7 @@ impl Application {
 
     /// True if a command can run or notifications are queued.
     pub(super) fn has_work(&mut self) -> bool {
-        self.notifier.has_queued() || !self.waits_for_memory() && self.commands.has_work()
+        self.notifier.has_queued() || !self.waits_for_workers() && self.commands.has_work()
     }
 
     /// True while a command waits for something, which no wake-up of the application announces.
@@ -147,13 +149,27 @@ impl Application {
         self.notifier.has_queued()
     }
 
-    /// True while a command waits until the memory is measured or discarded.
-    fn waits_for_memory(&mut self) -> bool {
-        if self.commands.waits_for_memory {
+    /// True while a command waits until workers have measured or discarded the memory, or released
+    /// ports.
+    fn waits_for_workers(&mut self) -> bool {
+        if self.commands.waits_for_workers {
             self.free_discarded_slots();
-            self.commands.waits_for_memory = self.memory_use.is_pending();
+            self.commands.waits_for_workers =
+                self.memory_use.is_pending() || self.releases.are_pending();
         }
-        self.commands.waits_for_memory
+        self.commands.waits_for_workers
+    }
+
+    /// Registers a socket that the application has bound at the kernel, until it binds the port
+    /// here.
+    pub(super) fn register_kernel_socket(&mut self, kernel_socket: KernelSocket, wake: &WakeCores) {
+        kernel_socket.socket.count_releases(&self.releases, wake);
+        self.kernel_sockets.register(kernel_socket);
+    }
+
+    /// True while workers are about to release ports of its kernel sockets.
+    pub(super) fn is_releasing_ports(&self) -> bool {
+        self.releases.are_pending()
     }
 
     /// True if the application may have one more socket: a free slot and memory within the quota,

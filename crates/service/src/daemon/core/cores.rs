@@ -13,9 +13,9 @@ use tidegate_memory::Doorbell;
 use super::inbox::InboxSender;
 use super::load::CoreLoad;
 use super::message::CoreMessage;
-use crate::daemon::application::{Application, WakeCores};
+use crate::daemon::application::Application;
 use crate::daemon::report::DaemonReport;
-use crate::daemon::workers::UserWorkers;
+use crate::daemon::workers::{UserWorkers, WakeCores};
 use crate::ipc::layout::SharedMemory;
 
 /// Attempts to get reports of all cores in which every application occurs exactly once.

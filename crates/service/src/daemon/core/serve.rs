@@ -75,8 +75,11 @@ impl NetworkCore {
                 }
             }
             let Some(Some(app)) = self.apps.get_mut(number as usize) else { return Ok(done) };
-            if command.opens_socket() && !self.is_reaping && !app.check_space(self.cores.wake()) {
-                app.commands.defer_for_memory(command);
+            let waits = !self.is_reaping
+                && (command.opens_socket() && !app.check_space(self.cores.wake())
+                    || command.awaits_closed() && app.is_releasing_ports());
+            if waits {
+                app.commands.defer_for_workers(command);
                 continue;
             }
             let key = self.server.execute(number, app, command)?;

@@ -7,6 +7,7 @@ use super::server::SocketServer;
 use crate::daemon::application::{Application, KernelSocket};
 use crate::daemon::ids::SocketKey;
 use crate::daemon::transfer::request::{TransferRequest, answer};
+use crate::daemon::workers::WakeCores;
 use crate::ipc::handshake::{Shard, TransferOperation};
 
 impl SocketServer {
@@ -15,6 +16,7 @@ impl SocketServer {
         &mut self,
         apps: &mut [Option<Box<Application>>],
         request: TransferRequest,
+        wake: &WakeCores,
     ) -> Option<SocketKey> {
         let fd_cookie = request.fd_cookie();
         let TransferRequest { connection, token, operation, descriptor, port, cookie, .. } =
@@ -40,7 +42,7 @@ impl SocketServer {
                     Some(port) => {
                         let kernel_socket =
                             KernelSocket { socket: descriptor, port, cookie, shard };
-                        app.kernel_sockets.register(kernel_socket);
+                        app.register_kernel_socket(kernel_socket, wake);
                         Ok(None)
                     }
                     None => Err(ErrorKind::InvalidInput.into()),

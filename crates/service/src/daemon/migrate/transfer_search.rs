@@ -52,7 +52,8 @@ impl NetworkCore {
     }
 
     fn transfer_here(&mut self, request: TransferRequest) -> io::Result<()> {
-        if let Some(key) = self.server.handle_transfer(&mut self.apps, request) {
+        let wake = self.cores.wake();
+        if let Some(key) = self.server.handle_transfer(&mut self.apps, request, wake) {
             self.poll_socket(key);
         }
         self.free_ended_sockets();

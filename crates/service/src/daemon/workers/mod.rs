@@ -10,9 +10,11 @@
 
 mod app_fd;
 mod dispatcher;
+mod port_releases;
 
 pub(super) use self::app_fd::AppFd;
 pub(super) use self::dispatcher::{JobDispatcher, NOBODY};
+pub(super) use self::port_releases::PortReleases;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +25,9 @@ use tidegate_memory::shared::RegionReleaser;
 
 /// Interval between checks for unfinished jobs.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Wakes the core of an application, wherever the application is then.
+pub(super) type WakeCores = Arc<dyn Fn() + Send + Sync>;
 
 /// Work on something that a user's applications share.
 type Job = Box<dyn FnOnce() + Send>;
