@@ -250,7 +250,7 @@ fn check_sockets_survive_upgrade((mut testbed, family): (UpgradeTestbed, [&str; 
     let (theirs, _) = wait_until(&mut app, |app| app.accept(listener)).unwrap();
     let waiting = connect(&mut peer);
     // A connection with more data in flight in each direction than all buffers hold.
-    let data = bytes(400_000);
+    let data = bytes(4_000_000);
     let (mut sent, mut got) = ([0; 2], [Vec::new(), Vec::new()]);
     for _ in 0..100 {
         send_rest(&mut peer, ours, &data, &mut sent[0]);
