@@ -60,34 +60,42 @@ static void ring(void)
 static pthread_mutex_t waiting_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct task *waiting;
 
-// Tasks whose work is done, but whose threads still wait. Used by the handler thread only.
+// Task whose work is done, but whose thread still waits, and the number of batches since then. Used
+// by the handler thread only.
 static struct task *finished;
+static unsigned batches_since;
 
-// The handler thread learns of events in batches. A batch that contains the bell may contain events
-// of descriptors that the work of a task has closed. If the waiting thread reused such a number, a
-// handler would wait for a message that never arrives. The next ring belongs to a later batch.
+// The handler thread learns of events in batches. The batch that contains the bell may contain
+// events of descriptors that the work of a task has closed, and so may the next one if a child
+// process has the descriptor too: DPDK watches other descriptors only after it has seen, in that
+// batch, that its list has changed. If the waiting thread or another task reused such a number, a
+// handler would wait for a message that never arrives.
+#define BATCHES_WITH_OLD_EVENTS 2
+
 static void release_finished(void)
 {
-    while (finished != NULL) {
-        struct task *task = finished;
-        // The task is gone once its thread continues.
-        finished = task->next;
-        sem_post(&task->is_done);
+    if (++batches_since < BATCHES_WITH_OLD_EVENTS) {
+        ring();
+        return;
     }
+    sem_post(&finished->is_done);
+    finished = NULL;
 }
 
 static void run_waiting(void)
 {
     pthread_mutex_lock(&waiting_lock);
-    finished = waiting;
-    waiting = NULL;
+    struct task *task = waiting;
+    if (task != NULL)
+        waiting = task->next;
     pthread_mutex_unlock(&waiting_lock);
-    for (struct task *task = finished; task != NULL; task = task->next) {
-        task->work(task->argument);
-        shortest_rests = SHORTEST_RESTS;
-    }
-    if (finished != NULL)
-        ring();
+    if (task == NULL)
+        return;
+    task->work(task->argument);
+    finished = task;
+    batches_since = 0;
+    shortest_rests = SHORTEST_RESTS;
+    ring();
 }
 
 void tg_among_handlers(void (*work)(void *argument), void *argument)
@@ -193,8 +201,10 @@ static void on_bell(void *nothing)
     (void)nothing;
     eventfd_t rings;
     eventfd_read(bell, &rings);
-    release_finished();
-    run_waiting();
+    if (finished != NULL)
+        release_finished();
+    if (finished == NULL)
+        run_waiting();
     if (!takes_turns)
         return;
     // Events of the pause before this turn may follow the bell in this batch.

@@ -11,14 +11,14 @@ use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::num::NonZeroU16;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use sandbox::{
-    DEVICE_V4, DEVICE_V6, KERNEL_V4, KERNEL_V6, TIMEOUT, arena, enter_namespace, has_tun, ip,
-    is_udp_to, veth, wait_for_kernel_address,
+    DEVICE_V4, DEVICE_V6, KERNEL_V4, KERNEL_V6, TIMEOUT, arena, has_tun, ip, is_udp_to, veth,
+    wait_for_kernel_address,
 };
 use tempfile::TempDir;
 use tidegate_device::dpdk::{DpdkConfig, DpdkError, open};
@@ -31,6 +31,14 @@ use tidegate_wire::{DropReason, MacAddr, Sum};
 fn dpdk_config(text: &str) -> DpdkConfig {
     let Ok(config) = text.parse();
     config
+}
+
+/// Starts DPDK, then enters a namespace. Drivers of DPDK change the environment while it starts; a
+/// program started at that moment could read what is no longer there (`EFAULT`).
+fn enter_namespace() -> bool {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| drop(open(&dpdk_config("net_null_first"), &mut arena(8)).unwrap()));
+    sandbox::enter_namespace()
 }
 
 fn open_error(text: &str) -> DpdkError {
