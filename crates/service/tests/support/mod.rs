@@ -88,6 +88,11 @@ impl DaemonPair {
         Self { migrator: Some(Migrator::start(Arc::clone(&testbed.daemons))), ..testbed }
     }
 
+    /// True if applications migrate all the time.
+    pub fn migrates(&self) -> bool {
+        self.migrator.is_some()
+    }
+
     /// Two daemons with this range of cores each.
     pub fn with_cores(cores: RangeInclusive<usize>) -> Self {
         Self::start(cores, DEFAULT_COALESCING)
