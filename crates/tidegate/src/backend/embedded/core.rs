@@ -10,6 +10,7 @@ use tidegate_memory::queues::lock::LockMeter;
 use tidegate_stack::{Event, UdpId};
 
 use super::reader_groups::ReaderGroups;
+use super::recent_wait::RecentWait;
 use crate::types::poll_sets::PollSets;
 use crate::types::socket_id::SocketId;
 use crate::types::tasks::Tasks;
@@ -50,6 +51,7 @@ pub(crate) struct EmbeddedCore {
     pub(crate) claims: PortClaims,
     /// Number of further calls that leave their frames to a later call.
     pub(crate) deferred_calls: u32,
+    recent_wait: RecentWait,
 }
 
 impl EmbeddedCore {
@@ -68,6 +70,7 @@ impl EmbeddedCore {
             reader_groups: ReaderGroups::new(None),
             claims,
             deferred_calls: 0,
+            recent_wait: RecentWait::default(),
         }
     }
 
@@ -123,6 +126,20 @@ impl EmbeddedCore {
         let received = self.engine.poll()?;
         self.dispatch_events()?;
         Ok(received)
+    }
+
+    /// Runs one round of the engine for a thread that waits for events.
+    pub(super) fn run_for_wait(&mut self) -> io::Result<()> {
+        self.run()?;
+        let (_, _, now_ns) = self.engine.parts();
+        self.recent_wait.on_wait_end(now_ns);
+        Ok(())
+    }
+
+    /// Returns true if a call that does not wait, and has found nothing, is to run the engine.
+    pub(super) fn needs_round(&mut self) -> bool {
+        let now_ns = self.engine.read_clock();
+        self.recent_wait.needs_round(now_ns)
     }
 
     /// Delivers datagrams to readers, collects their replies, and wakes the other threads and

@@ -5,5 +5,6 @@ mod exchange;
 mod ops;
 pub(crate) mod reader_groups;
 pub(crate) mod reader_ring;
+mod recent_wait;
 pub(crate) mod stack;
 pub(crate) mod threads;

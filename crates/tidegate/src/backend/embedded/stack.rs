@@ -63,6 +63,9 @@ impl EmbeddedStack {
                 core.wake_for_timers();
                 return result;
             }
+            if matches!(deadline, Deadline::Now) && !core.needs_round() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
             core.run()?;
             if let Some(result) = ready(&mut core) {
                 core.wake_for_timers();
@@ -138,7 +141,7 @@ impl EmbeddedStack {
         loop {
             let mut core = self.lock();
             if !has_threads {
-                core.run()?;
+                core.run_for_wait()?;
             }
             if ready(&mut *core) {
                 core.wake_for_timers();
