@@ -9,7 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use tidegate_memory::{Arena, ArenaConfig, Checksum, Frame, FrameSize};
 use tidegate_stack::{
-    AddressOwnership, Config, Counters, Event, Limits, Route, Stack, UdpId, UdpOptions,
+    AddressOwnership, AddressProbe, Config, Counters, Event, Limits, Route, Stack, UdpId,
+    UdpOptions,
 };
 use tidegate_wire::{
     ArpPacket, EtherType, EthernetHeader, Icmpv4Message, Icmpv6Message, Ipv4Header, Ipv6Header,
@@ -29,7 +30,7 @@ mod setup {
     pub const NO_LINK_HEADER: u8 = 1;
     pub const SHARED: u8 = 2;
     pub const VLAN: u8 = 4;
-    pub const DETECT_DUPLICATES: u8 = 8;
+    pub const PROBE_ADDRESSES: u8 = 8;
     pub const TRANSMIT_CHECKSUM: u8 = 16;
 }
 
@@ -86,7 +87,6 @@ impl TestHost {
         config.ownership =
             if has(setup::SHARED) { AddressOwnership::Shared } else { AddressOwnership::Exclusive };
         config.vlan = has(setup::VLAN).then_some(VLAN);
-        config.duplicate_address_detection = has(setup::DETECT_DUPLICATES);
         config.transmit_checksum = has(setup::TRANSMIT_CHECKSUM);
         config.addresses =
             ["192.0.2.2/24", "2001:db8::2/64"].map(|cidr| cidr.parse().unwrap()).into();
@@ -108,6 +108,9 @@ impl TestHost {
             .socket_queue_bytes(16_384);
         let (medium, transmit_checksum) = (config.medium, config.transmit_checksum);
         let mut stack = Stack::new(config, 0).expect("a valid configuration");
+        if has(setup::PROBE_ADDRESSES) {
+            stack.claim_addresses(0, AddressProbe::Rfc);
+        }
         let dual = UdpOptions::default().dual_stack(true).report_errors(true);
         let mut sockets = vec![
             stack.udp_bind("[::]:53".parse().unwrap(), dual).expect("a free port"),

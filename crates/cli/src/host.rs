@@ -14,7 +14,7 @@ use tidegate::device::fault::{FaultConfig, FaultRates};
 use tidegate::device::xdp::AttachMode;
 use tidegate::gate::Settings;
 use tidegate::host::{HostConfig, HostConfigError, HostDevice};
-use tidegate::{IpCidr, MacAddr, NetConfig, Route};
+use tidegate::{AddressProbe, IpCidr, MacAddr, NetConfig, Route};
 
 use crate::Failure;
 use crate::choices::choices;
@@ -95,7 +95,7 @@ pub(crate) struct HostOptions {
     #[arg(long, short, value_name = "ADDRESS/BITS")]
     address: Vec<AsText<OwnAddress>>,
     /// Share the host's IP addresses; only the served ports are redirected
-    #[arg(long, conflicts_with_all = ["address", "gateway", "route", "mac"])]
+    #[arg(long, conflicts_with_all = ["address", "gateway", "route", "mac", "probe"])]
     shared: bool,
     /// Default gateway, at most one per address family
     #[arg(long, value_name = "ADDRESS")]
@@ -106,6 +106,9 @@ pub(crate) struct HostOptions {
     /// MAC address to use with --address [default: the interface's]
     #[arg(long, value_name = "MAC")]
     mac: Option<AsText<MacAddr>>,
+    /// Check that no other host uses an --address [default: quick]
+    #[arg(long, value_parser = address_probes(), value_name = "PROBE")]
+    probe: Option<AsText<AddressProbe>>,
     /// VLAN id (802.1Q) of all traffic [default: untagged]
     #[arg(long, value_name = "ID")]
     vlan: Option<u16>,
@@ -159,6 +162,22 @@ pub(crate) fn attach_modes() -> impl TypedValueParser<Value = AsText<AttachMode>
             AttachMode::Generic,
             "In the kernel's generic receive path, which every interface has",
         ),
+    ])
+}
+
+/// Ways to check own addresses, by name.
+fn address_probes() -> impl TypedValueParser<Value = AsText<AddressProbe>> {
+    let choice = |probe: AddressProbe, help| (probe.name(), AsText(probe), help);
+    choices([
+        choice(
+            AddressProbe::Quick,
+            "Three probes in 0.14 s; the addresses are used meanwhile, and given up if claimed",
+        ),
+        choice(
+            AddressProbe::Rfc,
+            "As RFC 5227 and RFC 4862 say: the addresses are used after up to 7 s",
+        ),
+        choice(AddressProbe::Off, "No probe"),
     ])
 }
 
@@ -238,6 +257,7 @@ impl HostOptions {
         host.routes = routes.collect::<Result<_, _>>()?;
         host.mac = self.mac.map(|mac| mac.0);
         host.vlan = self.vlan;
+        host.probe = self.probe.map(|probe| probe.0).unwrap_or_default();
         host.xdp_mode = self.xdp_mode.map(|mode| mode.0).unwrap_or_default();
         host.queues = self.queue.clone();
         host.queue_count = self.queues;

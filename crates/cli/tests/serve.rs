@@ -4,7 +4,9 @@ mod support;
 
 use std::time::Duration;
 
-use support::{CLIENT_V4, DeviceKind, SERVER_V4, SERVER_V6, Testbed, has_programs, is_root, zone};
+use support::{
+    CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Testbed, has_programs, is_root, zone,
+};
 
 /// Sorted output lines of `dig +short`.
 fn dig(testbed: &Testbed, server: &str, question: &[&str]) -> Vec<String> {
@@ -287,6 +289,58 @@ fn clients_learn_the_new_hardware_address_of_a_takeover() {
         }
         server.stop();
     }
+}
+
+/// The kernel on the other end has the address: the server names it and ends.
+#[test]
+fn refuses_an_address_that_another_host_has() {
+    if !is_root("address conflict") {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Packet);
+    let client = testbed.client().ip(&["link", "show", testbed.client_device()]).unwrap();
+    for (address, bits) in [(CLIENT_V4, 24), (CLIENT_V6, 64)] {
+        for command in [&["serve", "echo"] as &[&str], &["serve", "http"], &["daemon"]] {
+            for probe in ["quick", "rfc"] {
+                let folder = tempfile::tempdir().unwrap();
+                let mut server = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+                server.args(command).args(["--io", "packet", "--iface", testbed.device()]);
+                server.args(["--probe", probe, "--address", &format!("{address}/{bits}")]);
+                if command == ["daemon"] {
+                    server.arg("--socket").arg(folder.path().join("socket"));
+                }
+                let output = server.output().unwrap();
+                assert!(!output.status.success());
+                assert!(output.stdout.is_empty(), "no ready line");
+                let error = String::from_utf8_lossy(&output.stderr).into_owned();
+                let start = format!("uses {address}, too: choose another address");
+                assert!(error.contains(&start), "{command:?}: {error}");
+                let mac = error.split_once("MAC address ").unwrap().1.split(' ').next().unwrap();
+                assert!(client.contains(mac), "{error}{client}");
+            }
+        }
+    }
+}
+
+/// The kernel probes an address that the server has, and leaves it to the server.
+#[test]
+fn kernel_finds_addresses_of_the_server_taken() {
+    on_every_device("probed address", &["arping"], |kind, testbed| {
+        if matches!(testbed, Testbed::Memif(..)) {
+            return;
+        }
+        let server = testbed.serve(kind, &["echo"]);
+        let device = testbed.client_device();
+        let probed = testbed.try_tool("arping", &["-D", "-c", "2", "-I", device, SERVER_V4]);
+        assert_eq!(probed.status.code(), Some(1), "{kind:?}: nobody answered the probe");
+        let client = testbed.client();
+        client.ip(&["address", "add", &format!("{SERVER_V6}/64"), "dev", device]).unwrap();
+        support::wait_until("the kernel finds the IPv6 address taken", || {
+            client.ip(&["address", "show", "dev", device]).unwrap().contains("dadfailed")
+        });
+        check_ping(kind, testbed, SERVER_V4);
+        server.stop();
+    });
 }
 
 /// The server resolves the client's hardware address instead of guessing it: a client whose

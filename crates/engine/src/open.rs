@@ -13,7 +13,7 @@ use tidegate_device::tap::TapError;
 use tidegate_device::xdp::XdpError;
 use tidegate_gate::{Mode, Settings, admission};
 use tidegate_memory::{ArenaConfig, ArenaError, FrameSize};
-use tidegate_stack::{AddressOwnership, ConfigError, Limits, RestoreError, Route};
+use tidegate_stack::{AddressOwnership, AddressProbe, ConfigError, Limits, RestoreError, Route};
 use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::admission::AdmissionError;
@@ -29,6 +29,7 @@ pub struct NetConfig {
     pub(crate) addresses: Vec<IpCidr>,
     pub(crate) routes: Vec<Route>,
     pub(crate) ownership: AddressOwnership,
+    pub(crate) probe: AddressProbe,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) vlan: Option<u16>,
     pub(crate) limits: Limits,
@@ -53,6 +54,7 @@ impl NetConfig {
             addresses: Vec::new(),
             routes: Vec::new(),
             ownership: AddressOwnership::Exclusive,
+            probe: AddressProbe::default(),
             mac: None,
             vlan: None,
             limits: Limits::default(),
@@ -88,6 +90,13 @@ impl NetConfig {
     #[must_use]
     pub fn shared(mut self) -> Self {
         self.ownership = AddressOwnership::Shared;
+        self
+    }
+
+    /// Sets how own addresses are checked for uniqueness.
+    #[must_use]
+    pub fn address_probe(mut self, probe: AddressProbe) -> Self {
+        self.probe = probe;
         self
     }
 

@@ -149,15 +149,16 @@ impl PreparedEngine {
         Ok(())
     }
 
-    /// Starts the engine with an empty stack, which announces its own addresses. Also returns its
-    /// port claims.
+    /// Starts the engine with an empty stack, which probes and announces its own addresses. Also
+    /// returns its port claims.
     ///
     /// # Errors
     /// If the stack rejects the configuration, or the device is not open.
     pub fn begin(self) -> Result<(Engine, PortClaims), OpenError> {
+        let probe = self.config.probe;
         self.start(|config, now_ns, _| {
             let mut stack = Stack::new(config, now_ns)?;
-            stack.announce_addresses(now_ns);
+            stack.claim_addresses(now_ns, probe);
             Ok(stack)
         })
     }
@@ -204,7 +205,8 @@ pub fn open(config: NetConfig) -> Result<(Engine, PortClaims), OpenError> {
     prepared.begin()
 }
 
-/// Opens the device of a secondary core. The primary core announces the addresses of both.
+/// Opens the device of a secondary core. The primary core probes and announces the addresses
+/// of both.
 ///
 /// # Errors
 /// As [`open`].

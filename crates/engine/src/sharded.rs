@@ -198,6 +198,7 @@ fn secondary_config(config: &NetConfig) -> NetConfig {
         addresses: config.addresses.clone(),
         routes: config.routes.clone(),
         ownership: config.ownership,
+        probe: config.probe,
         mac: config.mac,
         vlan: config.vlan,
         limits: config.limits.clone(),

@@ -266,9 +266,6 @@ pub struct Config {
     /// Largest TCP payload in bytes that the device segments itself (TSO); 0 without TSO. Requires
     /// [`Config::transmit_checksum`].
     pub max_tso_bytes: usize,
-    /// True to check each IPv6 address for uniqueness before use (RFC 4862 section 5.4). Requires
-    /// [`AddressOwnership::Exclusive`] on Ethernet.
-    pub duplicate_address_detection: bool,
     /// Hop limit (time to live) of sent packets.
     pub hop_limit: u8,
     /// Resource limits.
@@ -292,7 +289,6 @@ impl Config {
             forwarding: false,
             transmit_checksum: false,
             max_tso_bytes: 0,
-            duplicate_address_detection: false,
             hop_limit: 64,
             limits: Limits::default(),
             seed,
@@ -352,11 +348,6 @@ impl Config {
     /// Sets the largest TCP payload in bytes that the device segments; 0 without TSO.
     pub fn max_tso_bytes(self, max_tso_bytes: usize) -> Self {
         Self { max_tso_bytes, ..self }
-    }
-
-    /// Sets whether each IPv6 address is checked for uniqueness before use.
-    pub fn duplicate_address_detection(self, duplicate_address_detection: bool) -> Self {
-        Self { duplicate_address_detection, ..self }
     }
 
     /// Sets the hop limit of sent packets.

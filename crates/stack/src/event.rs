@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::{TcpId, TcpListenerId, UdpId};
+use crate::{AddressConflict, TcpId, TcpListenerId, UdpId};
 
 /// Event that a stack reports to its caller.
 ///
@@ -29,5 +29,5 @@ pub enum Event {
     /// only there. Reported after [`crate::Stack::report_confirmed_peers`].
     PeerConfirmed(IpAddr),
     /// Another host claims this address of the interface.
-    AddressConflict(IpAddr),
+    AddressConflict(AddressConflict),
 }

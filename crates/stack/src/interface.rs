@@ -19,7 +19,7 @@ use crate::neighbour::{AddressTimers, NeighbourCache};
 use crate::ports::ReservedPorts;
 use crate::random::SecretRng;
 use crate::rate_limit::{IcmpErrorLimiter, TokenBucket};
-use crate::{AddressOwnership, Config, Counters, Event, Limits, Route};
+use crate::{AddressConflict, AddressOwnership, Config, Counters, Event, Limits, Route};
 
 /// Link, neighbours, IP and ICMP of one interface, with the queues, counters and events that all
 /// protocols share. Each layer adds its methods in its own folder.
@@ -44,6 +44,8 @@ pub(crate) struct Interface {
     pub(crate) icmp_error_limiter: IcmpErrorLimiter,
     pub(crate) echo_limit: TokenBucket,
     pub(crate) address_timers: AddressTimers,
+    /// First own address that was given up.
+    pub(crate) taken: Option<AddressConflict>,
     pub(crate) mld: ReportSchedule,
     pub(crate) reply: PendingReply,
     /// Start of a plain frame as [`crate::fast_path`] expects it.
@@ -98,6 +100,7 @@ impl Interface {
             ),
             echo_limit: TokenBucket::new(now_ns, limits.icmp_echo_pps),
             address_timers: AddressTimers::default(),
+            taken: None,
             mld: ReportSchedule::default(),
             reply: PendingReply::default(),
             plain_link: PlainLink::new(config.medium, config.mac, config.vlan),
@@ -112,7 +115,7 @@ impl Interface {
             rng,
             limits,
         };
-        interface.add_addresses(now_ns, &config.addresses, config.duplicate_address_detection);
+        interface.add_addresses(now_ns, &config.addresses);
         for route in config.routes {
             interface.routes.add(route);
         }
@@ -121,7 +124,7 @@ impl Interface {
 
     /// Adds the configured addresses. An IPv6 interface has a link-local address (RFC 4291 section
     /// 2.1): if none is configured, one is generated.
-    fn add_addresses(&mut self, now_ns: u64, addresses: &[IpCidr], detect: bool) {
+    fn add_addresses(&mut self, now_ns: u64, addresses: &[IpCidr]) {
         let is_exclusive =
             self.ownership == AddressOwnership::Exclusive && self.medium == Medium::Ethernet;
         let has_v6 = addresses.iter().any(|cidr| cidr.address().is_ipv6());
@@ -132,13 +135,7 @@ impl Interface {
             .flatten();
         for &cidr in addresses.iter().chain(&generated) {
             self.routes.add(Route { prefix: cidr, gateway: None });
-            match cidr.address() {
-                IpAddr::V6(address) if is_exclusive && detect => {
-                    self.addresses.add(cidr, AddressKind::Tentative);
-                    self.address_timers.add_tentative(now_ns, address);
-                }
-                _ => self.addresses.add(cidr, AddressKind::Local),
-            }
+            self.addresses.add(cidr, AddressKind::Local);
         }
         if self.forwarding.enabled && has_v6 {
             self.addresses.join(ALL_ROUTERS.into());
@@ -178,7 +175,7 @@ impl Interface {
 fn address_of_event(event: Event) -> Option<(bool, IpAddr)> {
     match event {
         Event::NeighbourUnresolved(ip) => Some((false, ip)),
-        Event::AddressConflict(ip) => Some((true, ip)),
+        Event::AddressConflict(conflict) => Some((true, conflict.address)),
         _ => None,
     }
 }

@@ -11,6 +11,7 @@
 //! every packet is accounted for.
 #![forbid(unsafe_code)]
 
+mod address_probe;
 mod config;
 mod counters;
 mod error;
@@ -31,6 +32,7 @@ mod stack;
 mod tcp;
 mod udp;
 
+pub use address_probe::{AddressConflict, AddressProbe, OwnAddresses, UnknownAddressProbe};
 pub use config::{AddressOwnership, Config, ConfigError, Limits, Route};
 pub use counters::Counters;
 pub use error::{SendError, SocketError};

@@ -74,8 +74,8 @@ pub use tidegate_engine::{
 pub use tidegate_memory::queues::lock::LockStatistics;
 pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_stack::{
-    AddressOwnership, CongestionControl, Counters, InPlaceRequest, Keepalive, Limits, Route,
-    TcpInfo, TcpOptions, TcpState, UdpOptions, UdpRequest,
+    AddressConflict, AddressOwnership, AddressProbe, CongestionControl, Counters, InPlaceRequest,
+    Keepalive, Limits, Route, TcpInfo, TcpOptions, TcpState, UdpOptions, UdpRequest,
 };
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};
 #[cfg(feature = "attach")]

@@ -2,7 +2,7 @@
 
 mod privileges;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::ops::RangeInclusive;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -233,6 +233,11 @@ impl DaemonCommand {
             false => ControlSocket::listen(path, daemon.controls()),
         };
         let control = self.control.as_deref().map(control).transpose()?;
+        match daemon.controls().wait_for_addresses() {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => return Err(error.into()),
+            // Any other error is the end of a core, which the daemon explains below.
+            _ => {}
+        }
         let path = self.socket.display();
         let printed = writeln!(
             std::io::stdout(),

@@ -270,6 +270,7 @@ impl ServerOptions {
         let limits = stream_limits.unwrap_or_default();
         let control = self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
         let _control = control.transpose()?;
+        net.wait_for_addresses()?;
         let capabilities = net.capabilities();
         let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
         print_ready(name, addresses, &backend)?;
@@ -360,8 +361,10 @@ impl StreamServer {
         Ok(())
     }
 
-    /// Prints the ready line, by which the parent process knows that the server is serving.
+    /// Prints the ready line, by which the parent process knows that the server is serving, when no
+    /// other host has claimed an own address.
     pub(crate) fn print_ready(&self, name: &str) -> std::io::Result<()> {
+        self.net.wait_for_addresses()?;
         let capabilities = self.net.capabilities();
         let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
         print_ready(name, &self.addresses, &backend)

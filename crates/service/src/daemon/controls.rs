@@ -2,12 +2,18 @@
 
 use std::io;
 use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use tidegate_gate::{GateCounters, Settings, admission};
+use tidegate_stack::OwnAddresses;
 
 use super::core::cores::Cores;
 use super::core::message::CoreMessage;
 use super::report::GateState;
+
+/// Interval at which [`Controls::wait_for_addresses`] looks at the addresses.
+const ADDRESS_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Control handle of a running daemon. It can be cloned and sent to other threads.
 #[derive(Clone)]
@@ -58,6 +64,28 @@ impl Controls {
         // The first core leads the admission of all.
         self.cores.inbox(0).send(CoreMessage::Admission(Box::new(config.clone()), answer))?;
         answered.recv().map_err(|_| io::Error::other("the network core has ended"))?
+    }
+
+    /// Waits until the own addresses are known to be unique.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`] when another host has claimed one of them; another kind when
+    /// the core has ended.
+    pub fn wait_for_addresses(&self) -> io::Result<()> {
+        loop {
+            let (answer, answered) = mpsc::channel();
+            // The first core receives what belongs to no flow.
+            self.cores.inbox(0).send(CoreMessage::OwnAddresses(answer))?;
+            let ended = |_| io::Error::other("the network core has ended");
+            match answered.recv().map_err(ended)? {
+                OwnAddresses::Unique => return Ok(()),
+                OwnAddresses::Taken(conflict) => {
+                    let reason = conflict.to_string();
+                    return Err(io::Error::new(io::ErrorKind::AddrInUse, reason));
+                }
+                OwnAddresses::Probing => thread::sleep(ADDRESS_CHECK_INTERVAL),
+            }
+        }
     }
 
     /// Moves a whole process to another core: it may have attached once for each core.

@@ -44,6 +44,10 @@ impl MessageHandler for Dispatcher {
                 // The requester may have gone.
                 let _ = to.send(core.server.engine.change_admission(&config));
             }
+            CoreMessage::OwnAddresses(to) => {
+                // The requester may have gone.
+                let _ = to.send(core.server.engine.stack().own_addresses());
+            }
             CoreMessage::Gather => core.move_all_to_primary()?,
             CoreMessage::Gathered { unmoved } => {
                 successor = self.handover.on_gathered(core, unmoved)?;

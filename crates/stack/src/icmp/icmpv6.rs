@@ -27,10 +27,12 @@ impl Interface {
     ) -> Result<IpInput<'p>, DropReason> {
         let message = Icmpv6Message::parse(header, payload)?;
         // Only neighbour discovery and multicast listener messages may come from the unspecified
-        // address. Only neighbour discovery may be addressed to a tentative address.
+        // address. Only neighbour discovery may come from an own address, which another host claims
+        // then, or be addressed to a tentative address.
         let is_ndp = matches!(message, Icmpv6Message::Ndp(_));
         let is_mld = matches!(message, Icmpv6Message::Mld(_));
-        if header.source.is_unspecified() && !is_ndp && !is_mld {
+        let is_own_source = self.addresses.is_own(header.source.into()) && !link_meta.is_loopback;
+        if header.source.is_unspecified() && !is_ndp && !is_mld || is_own_source && !is_ndp {
             return Err(DropReason::Ipv6SourceInvalid);
         }
         if self.addresses.kind_v6(header.destination) == AddressKind::Tentative && !is_ndp {
@@ -38,7 +40,7 @@ impl Interface {
         }
         let (error, quote) = match message {
             Icmpv6Message::Ndp(message) => {
-                return self.handle_ndp(header, link_meta, &message).map(IpInput::Verdict);
+                return self.handle_ndp(now_ns, header, link_meta, &message).map(IpInput::Verdict);
             }
             Icmpv6Message::Mld(MldMessage::Query { maximum_response_code, .. }) => {
                 return self.handle_mld_query(now_ns, maximum_response_code).map(IpInput::Verdict);

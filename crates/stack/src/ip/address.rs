@@ -118,6 +118,19 @@ impl Addresses {
         addresses.filter(|address| self.kinds.get(address) == Some(&AddressKind::Local))
     }
 
+    /// True for an address of this interface, ready for use or tentative.
+    pub(crate) fn is_own(&self, address: IpAddr) -> bool {
+        matches!(self.kind(address), AddressKind::Local | AddressKind::Tentative)
+    }
+
+    /// Makes an address of this interface tentative.
+    pub(crate) fn set_tentative(&mut self, address: IpAddr) {
+        if let Some(kind) = self.kinds.get_mut(&address) {
+            *kind = AddressKind::Tentative;
+        }
+        self.update_singles();
+    }
+
     /// Makes a tentative address ready for use.
     pub(crate) fn confirm(&mut self, address: IpAddr) {
         if let Some(kind) = self.kinds.get_mut(&address) {
@@ -261,12 +274,6 @@ impl Addresses {
     /// True if frames to the hardware address `group` belong to a joined group or are broadcast.
     pub(crate) fn listens_to(&self, group: MacAddr) -> bool {
         group.is_broadcast() || self.group_macs.contains(&group)
-    }
-
-    /// All addresses that are ready for use.
-    pub(crate) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        let local = self.kinds.iter().filter(|&(_, &kind)| kind == AddressKind::Local);
-        local.map(|(&address, _)| address)
     }
 
     /// All joined groups, IPv4 and IPv6.

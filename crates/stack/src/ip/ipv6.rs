@@ -31,8 +31,9 @@ impl Interface {
                 .handle_transit_v6(now_ns, packet, link_meta, &header)
                 .map(IpInput::Verdict);
         }
-        let is_local = self.addresses.kind_v6(header.source) == AddressKind::Local;
-        if !can_be_source_v6(header.source) || is_local && !link_meta.is_loopback {
+        let is_own_source = self.addresses.is_own(header.source.into()) && !link_meta.is_loopback;
+        let may_claim_address = header.next_header == Protocol::ICMPV6;
+        if !can_be_source_v6(header.source) || is_own_source && !may_claim_address {
             return Err(DropReason::Ipv6SourceInvalid);
         }
         let upper = match upper_layer(header.next_header, payload) {

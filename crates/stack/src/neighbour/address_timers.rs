@@ -1,29 +1,41 @@
-//! Schedule of duplicate address detection (RFC 4862 section 5.4) and of announcements (RFC 5227
-//! section 2.3, RFC 4861 section 7.2.6).
+//! Schedule of the probes (RFC 5227 section 2.1, RFC 4862 section 5.4), announcements (RFC 5227
+//! section 2.3, RFC 4861 section 7.2.6) and defences (RFC 5227 section 2.4) of own addresses.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
+use crate::AddressProbe;
+use crate::random::SecretRng;
+
+const MILLISECOND_NS: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Number of announcements of an address, and interval between two.
 const ANNOUNCEMENTS: u8 = 2;
 const ANNOUNCEMENT_INTERVAL_NS: u64 = 2 * SECOND_NS;
 
-/// Timers of own addresses: of addresses that are not known to be unique yet, and of those that
-/// are announced.
+/// Minimum interval between two defences of an address (`DEFEND_INTERVAL`).
+const DEFENCE_INTERVAL_NS: u64 = 10 * SECOND_NS;
+
+/// Timers of own addresses: of addresses that are being probed, and of those that are announced.
 #[derive(Default)]
-pub(crate) struct AddressTimers(Vec<AddressTimer>);
+pub(crate) struct AddressTimers {
+    timers: Vec<AddressTimer>,
+    /// Addresses that were defended, and when.
+    defended: Vec<(IpAddr, u64)>,
+}
 
 struct AddressTimer {
     address: IpAddr,
     /// Time of the next step, in nanoseconds.
     due_ns: u64,
     next: NextStep,
+    pace: ProbePace,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NextStep {
-    Solicit,
+    /// Probes left, at least 1.
+    Probe(u8),
     Confirm,
     /// Announcements left, at least 1.
     Announce(u8),
@@ -31,65 +43,155 @@ enum NextStep {
 
 /// Step that is due.
 pub(crate) enum AddressStep {
-    /// Solicits other hosts with this address.
-    Solicit(Ipv6Addr),
+    /// Asks other hosts whether they use this address.
+    Probe(IpAddr),
     /// No host claimed this address in time.
-    Confirm(Ipv6Addr),
+    Confirm(IpAddr),
     /// Announces this address to all neighbours.
     Announce(IpAddr),
 }
 
-impl AddressTimers {
-    /// Adds a tentative address; its solicitation is due at once.
-    pub(crate) fn add_tentative(&mut self, now_ns: u64, address: Ipv6Addr) {
-        let address = address.into();
-        self.0.push(AddressTimer { address, due_ns: now_ns, next: NextStep::Solicit });
+/// Number of probes, and the times before, between and after them in milliseconds.
+#[derive(Clone, Copy)]
+struct ProbePace {
+    probes: u8,
+    max_delay_ms: u32,
+    min_interval_ms: u32,
+    max_interval_ms: u32,
+    last_wait_ms: u32,
+}
+
+impl ProbePace {
+    /// The last probe leaves within 140 ms, and the address is known to be unique after 210 ms.
+    const QUICK: Self = Self {
+        probes: 3,
+        max_delay_ms: 0,
+        min_interval_ms: 70,
+        max_interval_ms: 70,
+        last_wait_ms: 70,
+    };
+    /// RFC 5227 section 1.1: `PROBE_NUM`, `PROBE_WAIT`, `PROBE_MIN`, `PROBE_MAX`, `ANNOUNCE_WAIT`.
+    const RFC_5227: Self = Self {
+        probes: 3,
+        max_delay_ms: 1000,
+        min_interval_ms: 1000,
+        max_interval_ms: 2000,
+        last_wait_ms: 2000,
+    };
+    /// RFC 4862 section 5.4.2: `MAX_RTR_SOLICITATION_DELAY`, `DupAddrDetectTransmits`,
+    /// `RetransTimer`.
+    const RFC_4862: Self = Self {
+        probes: 1,
+        max_delay_ms: 1000,
+        min_interval_ms: 1000,
+        max_interval_ms: 1000,
+        last_wait_ms: 1000,
+    };
+
+    fn of(probe: AddressProbe, address: IpAddr) -> Option<Self> {
+        match (probe, address) {
+            (AddressProbe::Off, _) => None,
+            (AddressProbe::Quick, _) => Some(Self::QUICK),
+            (AddressProbe::Rfc, IpAddr::V4(_)) => Some(Self::RFC_5227),
+            (AddressProbe::Rfc, IpAddr::V6(_)) => Some(Self::RFC_4862),
+        }
     }
 
-    /// Adds announcements of an address; the first is due at once.
-    pub(crate) fn add_announcements(&mut self, now_ns: u64, address: IpAddr) {
+    /// Time after a probe until the next step, when `left` probes are left.
+    fn wait_ns(self, left: u8, rng: &mut SecretRng) -> u64 {
+        let random = self.max_interval_ms - self.min_interval_ms;
+        let wait_ms = match left {
+            0 => self.last_wait_ms,
+            _ => self.min_interval_ms + rng.below(random + 1),
+        };
+        u64::from(wait_ms) * MILLISECOND_NS
+    }
+}
+
+impl AddressTimers {
+    /// Adds the probes of an address, which announcements follow.
+    pub(crate) fn add_probes(
+        &mut self,
+        now_ns: u64,
+        address: IpAddr,
+        probe: AddressProbe,
+        rng: &mut SecretRng,
+    ) {
+        let Some(pace) = ProbePace::of(probe, address) else {
+            return self.add_announcements(now_ns, address, ANNOUNCEMENTS);
+        };
+        let delay_ns = u64::from(rng.below(pace.max_delay_ms + 1)) * MILLISECOND_NS;
+        let (due_ns, next) = (now_ns + delay_ns, NextStep::Probe(pace.probes));
         self.remove(address);
-        let next = NextStep::Announce(ANNOUNCEMENTS);
-        self.0.push(AddressTimer { address, due_ns: now_ns, next });
+        self.timers.push(AddressTimer { address, due_ns, next, pace });
+    }
+
+    /// Adds one announcement of an address that another host claims, unless the address was
+    /// defended or is announced anyway.
+    pub(crate) fn add_defence(&mut self, now_ns: u64, address: IpAddr) {
+        self.defended.retain(|&(_, at_ns)| now_ns.saturating_sub(at_ns) < DEFENCE_INTERVAL_NS);
+        let is_defended = self.defended.iter().any(|&(defended, _)| defended == address);
+        if !is_defended && !self.timers.iter().any(|timer| timer.address == address) {
+            self.defended.push((address, now_ns));
+            self.add_announcements(now_ns, address, 1);
+        }
+    }
+
+    /// The first announcement is due at once.
+    fn add_announcements(&mut self, now_ns: u64, address: IpAddr, count: u8) {
+        self.remove(address);
+        let (next, pace) = (NextStep::Announce(count), ProbePace::QUICK);
+        self.timers.push(AddressTimer { address, due_ns: now_ns, next, pace });
     }
 
     /// Removes the timer of an address.
     pub(crate) fn remove(&mut self, address: IpAddr) {
-        self.0.retain(|timer| timer.address != address);
+        self.timers.retain(|timer| timer.address != address);
     }
 
-    /// Removes the tentative addresses for which `is_unique` returns true, and returns them.
-    pub(crate) fn take_unique(&mut self, is_unique: impl Fn(Ipv6Addr) -> bool) -> Vec<Ipv6Addr> {
-        let tentative = |timer: &AddressTimer| match timer.address {
-            IpAddr::V6(address) if !matches!(timer.next, NextStep::Announce(_)) => Some(address),
-            _ => None,
-        };
-        let unique = self.0.extract_if(.., |timer| tentative(timer).is_some_and(&is_unique));
-        unique.filter_map(|timer| tentative(&timer)).collect()
+    /// True while the address is not known to be unique.
+    pub(crate) fn is_probing(&self, address: IpAddr) -> bool {
+        self.timers.iter().any(|timer| timer.address == address && timer.is_probing())
+    }
+
+    /// True while any address is not known to be unique.
+    pub(crate) fn is_probing_any(&self) -> bool {
+        self.timers.iter().any(AddressTimer::is_probing)
     }
 
     /// Time in nanoseconds of the next step.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
-        self.0.iter().map(|timer| timer.due_ns).min()
+        self.timers.iter().map(|timer| timer.due_ns).min()
     }
 
     /// Returns the next step that is due, and schedules the one after it.
-    pub(crate) fn poll_due(&mut self, now_ns: u64) -> Option<AddressStep> {
-        let at = self.0.iter().rposition(|timer| timer.due_ns <= now_ns)?;
-        let AddressTimer { address, due_ns, next } = &mut self.0[at];
+    pub(crate) fn poll_due(&mut self, now_ns: u64, rng: &mut SecretRng) -> Option<AddressStep> {
+        let at = self.timers.iter().rposition(|timer| timer.due_ns <= now_ns)?;
+        let AddressTimer { address, due_ns, next, pace } = &mut self.timers[at];
         let (address, step) = (*address, *next);
         match step {
-            NextStep::Solicit => (*next, *due_ns) = (NextStep::Confirm, now_ns + SECOND_NS),
+            NextStep::Probe(left) => {
+                let left = left - 1;
+                *next = if left > 0 { NextStep::Probe(left) } else { NextStep::Confirm };
+                *due_ns = now_ns + pace.wait_ns(left, rng);
+            }
+            NextStep::Confirm => *next = NextStep::Announce(ANNOUNCEMENTS),
             NextStep::Announce(left @ 2..) => {
                 *next = NextStep::Announce(left - 1);
                 *due_ns = now_ns + ANNOUNCEMENT_INTERVAL_NS;
             }
-            NextStep::Confirm | NextStep::Announce(_) => drop(self.0.swap_remove(at)),
+            NextStep::Announce(_) => drop(self.timers.swap_remove(at)),
         }
-        Some(match (step, address) {
-            (NextStep::Solicit, IpAddr::V6(address)) => AddressStep::Solicit(address),
-            (NextStep::Confirm, IpAddr::V6(address)) => AddressStep::Confirm(address),
-            _ => AddressStep::Announce(address),
+        Some(match step {
+            NextStep::Probe(_) => AddressStep::Probe(address),
+            NextStep::Confirm => AddressStep::Confirm(address),
+            NextStep::Announce(_) => AddressStep::Announce(address),
         })
+    }
+}
+
+impl AddressTimer {
+    fn is_probing(&self) -> bool {
+        !matches!(self.next, NextStep::Announce(_))
     }
 }

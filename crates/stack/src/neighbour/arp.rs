@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use tidegate_memory::Arena;
 use tidegate_wire::{ArpOperation, ArpPacket, DropReason, EtherType, MacAddr};
 
+use crate::AddressOwnership;
 use crate::interface::Interface;
 use crate::ip::address::{AddressKind, can_be_source_v4};
 use crate::neighbour::NeighbourClaim;
-use crate::{AddressOwnership, Event};
 
 impl Interface {
     /// Processes a received packet.
@@ -28,13 +28,17 @@ impl Interface {
         if !sender_mac.is_valid_unicast() || !(is_probe || can_be_source_v4(sender_ip)) {
             return Err(DropReason::ArpSenderInvalid);
         }
+        let is_other_host = sender_mac != self.mac;
         match self.addresses.kind_v4(sender_ip) {
-            AddressKind::Local if sender_mac != self.mac => {
-                self.queue_event_once(Event::AddressConflict(sender_ip.into()));
-                return Err(DropReason::ArpConflict);
+            AddressKind::Local | AddressKind::Tentative if is_other_host => {
+                return Err(self.on_address_claimed(now_ns, sender_ip.into(), sender_mac));
             }
             AddressKind::Broadcast => return Err(DropReason::ArpSenderInvalid),
             _ => {}
+        }
+        // Both hosts probe, so neither may use the address (RFC 5227 section 2.1.1).
+        if is_probe && is_other_host && self.address_timers.is_probing(target_ip.into()) {
+            return Err(self.on_address_claimed(now_ns, target_ip.into(), sender_mac));
         }
         let for_us = self.addresses.kind_v4(target_ip) == AddressKind::Local;
         match operation {

@@ -2,10 +2,10 @@
 //! discovery (IPv6).
 
 mod address_timers;
-mod announcement;
 mod arp;
 mod cache;
 mod ndp;
+mod own_addresses;
 mod resolve;
 
 pub(crate) use address_timers::AddressTimers;

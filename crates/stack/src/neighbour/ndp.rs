@@ -1,4 +1,4 @@
-//! Neighbour discovery (RFC 4861) and duplicate address detection (RFC 4862).
+//! Neighbour discovery (RFC 4861).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -9,18 +9,18 @@ use tidegate_wire::{
     Protocol,
 };
 
+use crate::AddressOwnership;
 use crate::interface::Interface;
 use crate::ip::address::{ALL_NODES, AddressKind};
 use crate::ip::packet::{Packet, RxVerdict};
 use crate::link::LinkMeta;
 use crate::neighbour::NeighbourClaim;
-use crate::neighbour::address_timers::AddressStep;
-use crate::{AddressOwnership, Event};
 
 impl Interface {
     /// Processes a received message.
     pub(crate) fn handle_ndp(
         &mut self,
+        now_ns: u64,
         header: &Ipv6Header,
         link_meta: &LinkMeta,
         message: &NdpMessage<'_>,
@@ -30,10 +30,10 @@ impl Interface {
         }
         match *message {
             NdpMessage::NeighbourSolicitation { target, source_mac } => {
-                self.handle_solicitation(header, link_meta, target, source_mac)
+                self.handle_solicitation(now_ns, header, link_meta, target, source_mac)
             }
             NdpMessage::NeighbourAdvertisement(advertisement) => {
-                self.handle_advertisement(&advertisement)
+                self.handle_advertisement(now_ns, link_meta, &advertisement)
             }
             // This host is not a router, and its routes are configured: RFC 4861 sections 6.2.6
             // and 8.3 let a host ignore the other messages.
@@ -43,6 +43,7 @@ impl Interface {
 
     fn handle_solicitation(
         &mut self,
+        now_ns: u64,
         header: &Ipv6Header,
         link_meta: &LinkMeta,
         target: Ipv6Addr,
@@ -51,18 +52,26 @@ impl Interface {
         if source_link.is_some_and(|mac| !mac.is_valid_unicast()) {
             return Err(DropReason::NdpMalformed);
         }
+        let is_own_source = self.addresses.is_own(header.source.into());
+        if is_own_source && link_meta.source_mac != self.mac {
+            let mac = link_meta.source_mac;
+            return Err(self.on_address_claimed(now_ns, header.source.into(), mac));
+        }
         let no_source = header.source.is_unspecified();
-        match self.addresses.kind_v6(target) {
-            AddressKind::Local => {}
-            // RFC 4862 section 5.4.3: another host is checking the same address.
-            AddressKind::Tentative if no_source => return self.duplicate_address(target),
-            _ => return Err(DropReason::NdpNotForUs),
+        // Another host probes the same address (RFC 4862 section 5.4.3).
+        let is_probed = no_source && self.address_timers.is_probing(target.into());
+        if is_probed && link_meta.source_mac != self.mac {
+            return Err(self.on_address_claimed(now_ns, target.into(), link_meta.source_mac));
+        }
+        if is_probed || is_own_source || self.addresses.kind_v6(target) != AddressKind::Local {
+            return Err(DropReason::NdpNotForUs);
         }
         let to = if no_source { ALL_NODES } else { header.source };
         let advertisement = NeighbourAdvertisement {
             router: self.forwarding.enabled,
             solicited: !no_source,
-            overrides: true,
+            // RFC 4429 section 3.3.
+            overrides: !self.address_timers.is_probing(target.into()),
             target,
             target_mac: Some(self.mac),
         };
@@ -90,16 +99,18 @@ impl Interface {
 
     fn handle_advertisement(
         &mut self,
+        now_ns: u64,
+        link_meta: &LinkMeta,
         advertisement: &NeighbourAdvertisement,
     ) -> Result<RxVerdict, DropReason> {
         let target = advertisement.target;
-        match self.addresses.kind_v6(target) {
-            AddressKind::Tentative => return self.duplicate_address(target),
-            AddressKind::Local => {
-                self.queue_event_once(Event::AddressConflict(target.into()));
-                return Err(DropReason::NdpConflict);
-            }
-            _ => {}
+        if self.addresses.is_own(target.into()) {
+            let mac = link_meta.source_mac;
+            let is_other_host = mac != self.mac;
+            return Err(match is_other_host {
+                true => self.on_address_claimed(now_ns, target.into(), mac),
+                false => DropReason::NdpNotForUs,
+            });
         }
         if advertisement.target_mac.is_some_and(|mac| !mac.is_valid_unicast()) {
             return Err(DropReason::NdpMalformed);
@@ -110,15 +121,6 @@ impl Interface {
             solicited: advertisement.solicited,
             is_override: advertisement.overrides,
         }))
-    }
-
-    /// Removes a tentative address that another host uses.
-    fn duplicate_address(&mut self, address: Ipv6Addr) -> Result<RxVerdict, DropReason> {
-        self.address_timers.remove(address.into());
-        self.addresses.remove(address.into());
-        self.paths.invalidate();
-        self.queue_event_once(Event::AddressConflict(address.into()));
-        Err(DropReason::NdpConflict)
     }
 
     pub(super) fn reply_ndp(
@@ -151,34 +153,11 @@ impl Interface {
         };
         let group = solicited_node(target);
         let destination = if to.is_some() { target } else { group };
-        let source_mac = Some(self.mac);
+        // RFC 4429 section 3.2: a neighbour must not learn an address that is being probed.
+        let source_mac = (!self.address_timers.is_probing(source.into())).then_some(self.mac);
         let message = NdpMessage::NeighbourSolicitation { target, source_mac };
         self.reply_ndp(source, destination, &message);
         self.reply.mac = Some(to.unwrap_or(MacAddr::from_ipv6_group(group)));
         self.flush_reply(now_ns, arena);
-    }
-
-    /// Does the steps of own addresses that are due. Duplicate address detection solicits new
-    /// addresses, and confirms the addresses that no host claimed in time (RFC 4862 section 5.4).
-    pub(crate) fn handle_address_timers(&mut self, now_ns: u64, arena: &mut Arena) {
-        while let Some(step) = self.address_timers.poll_due(now_ns) {
-            let target = match step {
-                AddressStep::Solicit(address) => address,
-                AddressStep::Announce(address) => {
-                    self.announce(now_ns, arena, address);
-                    continue;
-                }
-                AddressStep::Confirm(address) => {
-                    self.addresses.confirm(address.into());
-                    self.paths.invalidate();
-                    continue;
-                }
-            };
-            let group = solicited_node(target);
-            let message = NdpMessage::NeighbourSolicitation { target, source_mac: None };
-            self.reply_ndp(Ipv6Addr::UNSPECIFIED, group, &message);
-            self.reply.mac = Some(MacAddr::from_ipv6_group(group));
-            self.flush_reply(now_ns, arena);
-        }
     }
 }

@@ -24,8 +24,6 @@ use crate::{Config, Counters, Stack};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct StackSnapshot {
     version: u32,
-    /// IPv6 addresses of the interface that are known to be unique.
-    unique_v6: Vec<IpAddr>,
     groups: Vec<IpAddr>,
     neighbours: Vec<(IpAddr, [u8; 6])>,
     path_mtus: Vec<PathMtuSnapshot>,
@@ -143,7 +141,6 @@ impl Stack {
             });
         StackSnapshot {
             version: STATE_VERSION,
-            unique_v6: self.interface.addresses.local_addresses().filter(IpAddr::is_ipv6).collect(),
             groups: self.interface.addresses.groups().collect(),
             neighbours: self
                 .interface
@@ -209,11 +206,6 @@ impl Stack {
     /// Restores addresses, groups, neighbours and path MTUs. Invalid entries are skipped; the stack
     /// will discover them again.
     fn restore_link(&mut self, now_ns: u64, saved: &StackSnapshot) {
-        // These addresses are in use, so no other host has taken them meanwhile.
-        let is_unique = |address| saved.unique_v6.contains(&IpAddr::V6(address));
-        for address in self.interface.address_timers.take_unique(is_unique) {
-            self.interface.addresses.confirm(address.into());
-        }
         for &group in saved.groups.iter().filter(|group| group.is_multicast()) {
             self.interface.addresses.join(group);
         }

@@ -22,7 +22,9 @@ use crate::neighbour::{NeighbourTimeout, UnreachableNeighbour};
 use crate::ports::{PortGroups, PortGroupsHandle, ReservedPorts};
 use crate::tcp::TcpTable;
 use crate::udp::{Payload, UdpTable};
-use crate::{Config, ConfigError, Counters, Event, SocketError, Transport};
+use crate::{
+    AddressProbe, Config, ConfigError, Counters, Event, OwnAddresses, SocketError, Transport,
+};
 
 /// Network stack of one interface of one host. See the [crate documentation](crate).
 pub struct Stack {
@@ -262,10 +264,16 @@ impl Stack {
         self.apply_verdict(now_ns, frame, arena, result);
     }
 
-    /// Announces the own addresses: neighbours that know another hardware address for one of them
-    /// replace it. Call [`Stack::handle_timeout`] afterwards.
-    pub fn announce_addresses(&mut self, now_ns: u64) {
-        self.interface.announce_addresses(now_ns);
+    /// Begins to probe the own addresses. Those that nobody claims are announced: neighbours that
+    /// know another hardware address for one of them replace it. Call [`Stack::handle_timeout`]
+    /// afterwards.
+    pub fn claim_addresses(&mut self, now_ns: u64, probe: AddressProbe) {
+        self.interface.claim_addresses(now_ns, probe);
+    }
+
+    /// Returns whether the own addresses are unique.
+    pub fn own_addresses(&self) -> OwnAddresses {
+        self.interface.own_addresses()
     }
 
     /// Time in nanoseconds at which to call [`Stack::handle_timeout`]; `None` without timers.

@@ -9,6 +9,7 @@ mod loopback;
 mod migration;
 mod migration_udp_and_limits;
 mod neighbours;
+mod own_addresses;
 mod path_mtu;
 mod random_input;
 mod tcp_api;

@@ -12,7 +12,7 @@ use tidegate_wire::{
 };
 
 use crate::kit::packets::{
-    arp, arp_frame, ethernet, frame, frame_to, icmpv6_with_hops, ndp_frame, packet_of, udp_frame,
+    arp, arp_frame, ethernet, frame, frame_to, icmpv6_with_hops, ndp_frame, packet_of,
 };
 use crate::kit::{Family, HostPair, SECOND_NS, TestHost, config, for_each_family, mac};
 
@@ -62,47 +62,6 @@ fn next_frame_destination(host: &mut TestHost, family: Family) -> MacAddr {
 
 fn unsolicited_reason(family: Family) -> DropReason {
     if family == Family::V4 { DropReason::ArpUnsolicited } else { DropReason::NdpUnsolicited }
-}
-
-/// Neighbours of a new host replace the hardware address of the former owner of its addresses.
-#[test]
-fn announces_own_addresses_twice() {
-    for_each_family(|family| {
-        let mut host = TestHost::quiet(config(1));
-        assert!(host.sent().is_empty(), "nothing without the call");
-        host.stack.announce_addresses(host.now_ns);
-        for interval_ns in [0, 2 * SECOND_NS] {
-            host.advance(interval_ns);
-            let frames = host.sent();
-            let own = frames.iter().filter(|data| is_announcement(data, family.host(1)));
-            assert_eq!(own.count(), 1, "{family:?}");
-        }
-        host.advance(60 * SECOND_NS);
-        assert!(!host.sent().iter().any(|data| is_announcement(data, family.host(1))));
-    });
-}
-
-/// True for an ARP announcement or an unsolicited advertisement of `own` to all.
-fn is_announcement(data: &[u8], own: IpAddr) -> bool {
-    let (header, rest) = EthernetHeader::parse(data).unwrap();
-    match own {
-        IpAddr::V4(own) => {
-            header.ethertype == EtherType::ARP && {
-                let packet = ArpPacket::parse(rest).unwrap().0;
-                let is_own = packet.sender_ip == own && packet.target_ip == own;
-                is_own && packet.sender_mac == mac(1) && header.destination == MacAddr::BROADCAST
-            }
-        }
-        IpAddr::V6(own) => {
-            header.ethertype == EtherType::IPV6 && {
-                let (header, payload) = Ipv6Header::parse(rest).unwrap();
-                let message = Icmpv6Message::parse(&header, payload);
-                matches!(message, Ok(Icmpv6Message::Ndp(NdpMessage::NeighbourAdvertisement(
-                    NeighbourAdvertisement { solicited: false, overrides: true, target, .. },
-                ))) if target == own)
-            }
-        }
-    }
 }
 
 #[test]
@@ -335,46 +294,6 @@ fn sends_mld_reports_at_start_and_on_query() {
 }
 
 #[test]
-fn uses_address_only_after_duplicate_address_detection() {
-    let mut settings = config(1);
-    settings.duplicate_address_detection = true;
-    let mut host = TestHost::new(settings.clone());
-    host.advance(0);
-    let probes = host.sent();
-    let solicitations = probes
-        .iter()
-        .filter(|frame| Ipv6Header::parse(packet_of(frame)).unwrap().0.hop_limit == 255);
-    assert_eq!(solicitations.count(), 2, "the configured and the link-local address");
-    host.feed_dropped(&udp_frame(Family::V6, (1, 53), b"x"), DropReason::Ipv6NotForUs);
-    host.advance(2 * SECOND_NS);
-    host.sent();
-    let socket = host.bind(at(Family::V6.unspecified(), 53));
-    host.feed(&udp_frame(Family::V6, (1, 53), b"x"));
-    assert!(host.receive(socket).is_some());
-    host.finish();
-
-    let mut host = TestHost::new(settings);
-    host.advance(0);
-    let claim = NeighbourAdvertisement {
-        router: false,
-        solicited: false,
-        overrides: true,
-        target: v6(Family::V6.host(1)),
-        target_mac: Some(mac(9)),
-    };
-    let claim = ndp_frame(
-        Family::V6.host(1),
-        "ff02::1".parse().unwrap(),
-        NdpMessage::NeighbourAdvertisement(claim),
-    );
-    host.feed_dropped(&claim, DropReason::NdpConflict);
-    assert_eq!(host.events(), [Event::AddressConflict(Family::V6.host(1))]);
-    host.advance(5 * SECOND_NS);
-    host.feed_dropped(&udp_frame(Family::V6, (1, 53), b"x"), DropReason::Ipv6NotForUs);
-    host.finish();
-}
-
-#[test]
 fn ignores_unsolicited_replies_for_unknown_neighbours() {
     for_each_family(|family| {
         let mut host = TestHost::quiet(config(1));
@@ -426,48 +345,21 @@ fn override_replaces_neighbour_and_is_verified_on_use() {
 }
 
 #[test]
-fn reports_address_conflict_and_keeps_entries() {
+fn claim_to_own_address_changes_no_neighbour() {
     for_each_family(|family| {
         let mut host = TestHost::with_neighbour(2);
-        let claims = match family {
-            Family::V4 => vec![
-                arp_frame(
-                    mac(1),
-                    ArpPacket { sender_mac: mac(9), ..arp(ArpOperation::Reply, 1, 1) },
-                ),
-                arp_frame(
-                    MacAddr::BROADCAST,
-                    ArpPacket { sender_mac: mac(9), ..arp(ArpOperation::Request, 1, 1) },
-                ),
-            ],
-            Family::V6 => vec![reply_frame(family, 1, mac(9), false, true)],
+        let claim = match family {
+            Family::V4 => arp_frame(
+                mac(1),
+                ArpPacket { sender_mac: mac(9), ..arp(ArpOperation::Reply, 1, 1) },
+            ),
+            Family::V6 => reply_frame(family, 1, mac(9), false, true),
         };
         let reason = match family {
             Family::V4 => DropReason::ArpConflict,
-            Family::V6 => DropReason::Ipv6SourceInvalid,
+            Family::V6 => DropReason::NdpConflict,
         };
-        for claim in claims {
-            host.feed_dropped(&claim, reason);
-        }
-        if family == Family::V6 {
-            // From another source address, about the local address.
-            let claim = NeighbourAdvertisement {
-                router: false,
-                solicited: false,
-                overrides: true,
-                target: v6(family.host(1)),
-                target_mac: Some(mac(9)),
-            };
-            let claim = ndp_frame(
-                family.host(9),
-                family.host(1),
-                NdpMessage::NeighbourAdvertisement(claim),
-            );
-            for _ in 0..10 {
-                host.feed_dropped(&claim, DropReason::NdpConflict);
-            }
-        }
-        assert_eq!(host.events(), [Event::AddressConflict(family.host(1))]);
+        host.feed_dropped(&claim, reason);
         assert_eq!(next_frame_destination(&mut host, family), mac(2));
         host.finish();
     });

@@ -214,25 +214,6 @@ fn neighbours_groups_and_path_mtus_survive_upgrade() {
 }
 
 #[test]
-fn verified_address_is_usable_at_once_after_upgrade() {
-    let mut settings = config(1);
-    settings.duplicate_address_detection = true;
-    let mut host = TestHost::new(settings.clone());
-    let ours = Family::V6.host(1);
-    assert!(!host.stack.has_address(ours));
-    upgrade(&mut host, settings.clone());
-    assert!(!host.stack.has_address(ours), "duplicate address detection was not finished");
-    host.advance(3 * SECOND_NS);
-    assert!(host.stack.has_address(ours));
-    upgrade(&mut host, settings);
-    assert!(host.stack.has_address(ours));
-    host.advance(3 * SECOND_NS);
-    assert!(host.stack.has_address(ours));
-    host.sent();
-    host.finish();
-}
-
-#[test]
 fn counters_continue_after_upgrade() {
     let mut host = TestHost::with_neighbour(2);
     host.feed(&udp_frame(Family::V4, (4000, 53), b"nobody"));

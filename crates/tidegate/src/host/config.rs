@@ -17,7 +17,7 @@ use tidegate_device::xdp::AttachMode;
 use tidegate_engine::{DeviceConfig, NetConfig};
 use tidegate_gate::{self as gate, Settings};
 use tidegate_memory::FrameSize;
-use tidegate_stack::Route;
+use tidegate_stack::{AddressProbe, Route};
 use tidegate_wire::{IpCidr, MacAddr};
 
 use super::device::HostDevice;
@@ -68,6 +68,9 @@ pub struct HostConfig {
     /// Static routes.
     #[cfg_attr(feature = "serde", serde(with = "serialize::routes"))]
     pub routes: Vec<Route>,
+    /// Check of own addresses for uniqueness; by quick probes by default.
+    #[cfg_attr(feature = "serde", serde(with = "serialize::text"))]
+    pub probe: AddressProbe,
     /// MAC address used with own addresses; the interface's by default.
     #[cfg_attr(feature = "serde", serde(with = "serialize::texts"))]
     pub mac: Option<MacAddr>,
@@ -110,6 +113,7 @@ impl HostConfig {
         let frame_size = device_config.frame_size();
         let mut config =
             NetConfig::new(device_config).hugepages(!self.no_hugepages).gate(gate.clone());
+        config = config.address_probe(self.probe);
         if self.shared {
             config = config.shared();
         }

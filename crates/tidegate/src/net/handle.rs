@@ -4,6 +4,7 @@ use std::io;
 #[cfg(feature = "attach")]
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_device::{Capabilities, DeviceCounters};
 use tidegate_engine::{self as engine, EngineCounters, NetConfig, OpenError};
@@ -12,7 +13,7 @@ use tidegate_gate::{GateCounters, Settings};
 use tidegate_memory::queues::lock::LockStatistics;
 #[cfg(feature = "attach")]
 use tidegate_service::attachment::Attachment;
-use tidegate_stack::{Counters, UdpId};
+use tidegate_stack::{Counters, OwnAddresses, UdpId};
 use tidegate_wire::Medium;
 
 use crate::backend::Backend;
@@ -53,6 +54,9 @@ use crate::types::socket_ops::SocketOps;
 pub struct Net {
     backend: Backend,
 }
+
+/// Interval at which [`Net::wait_for_addresses`] looks at the addresses.
+const ADDRESS_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Capabilities reported for an attached stack, whose device is the daemon's.
 fn attached_capabilities() -> Capabilities {
@@ -166,6 +170,36 @@ impl Net {
         let mut core =
             self.lock_embedded().ok_or_else(|| unsupported_when_attached("admission control"))?;
         core.engine.change_admission(config)
+    }
+
+    /// Waits until the own addresses of an embedded stack are known to be unique: at once, or 0.2 s
+    /// after the stack was opened, or some seconds with [`AddressProbe::Rfc`]. Sockets work
+    /// meanwhile. Addresses of a daemon are the daemon's to check.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`] when another host has claimed one of them. The stack has given
+    /// it up then.
+    ///
+    /// [`AddressProbe::Rfc`]: tidegate_stack::AddressProbe::Rfc
+    pub fn wait_for_addresses(&self) -> io::Result<()> {
+        loop {
+            let Some(addresses) = self.lock_embedded().map(|core| core.own_addresses()) else {
+                return Ok(());
+            };
+            match addresses {
+                OwnAddresses::Unique => return Ok(()),
+                OwnAddresses::Taken(conflict) => {
+                    let reason = conflict.to_string();
+                    return Err(io::Error::new(io::ErrorKind::AddrInUse, reason));
+                }
+                OwnAddresses::Probing => {}
+            }
+            let step = Deadline::after(Some(ADDRESS_CHECK_INTERVAL));
+            match self.wait_until(&[], step, |_| None::<io::Result<()>>) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+        }
     }
 
     /// True if dedicated threads drive the stack. Otherwise the calls that wait for a socket

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use tidegate::mem::{MemConfig, wire};
-use tidegate::{FrameSize, Net, NetConfig, OpenError};
+use tidegate::{AddressProbe, FrameSize, Net, NetConfig, OpenError};
 use tidegate_service::Geometry;
 use tidegate_service::daemon::{
     AttachConfig, DEFAULT_COALESCING, Daemon, DaemonReport, Quota, StartOptions, UpgradeMode,
@@ -25,6 +25,8 @@ fn configs(frames: u32) -> [NetConfig; 2] {
             .address(format!("{}/64", FAMILIES[1][host]).parse().unwrap())
             .frames(frames, FrameSize::K2)
             .hugepages(false)
+            // Without it a host must run while others ask for its hardware address (RFC 4429).
+            .address_probe(AddressProbe::Off)
             .seed([7; 16])
     })
 }

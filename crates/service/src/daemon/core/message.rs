@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use tidegate_device::sharded::{LocalPort, PortSharing};
 use tidegate_engine::{HeldSocket, PortClaim};
 use tidegate_gate::{Settings, admission};
-use tidegate_stack::{ExtractedSockets, TcpId};
+use tidegate_stack::{ExtractedSockets, OwnAddresses, TcpId};
 
 use crate::daemon::application::Application;
 use crate::daemon::ids::{AppNumber, SocketKey};
@@ -40,6 +40,8 @@ pub(in crate::daemon) enum CoreMessage {
     Gate(Option<Settings>, mpsc::Sender<io::Result<GateState>>),
     /// Enable admission control, or replace its configuration.
     Admission(Box<admission::Config>, mpsc::Sender<io::Result<()>>),
+    /// Return whether the own addresses are unique.
+    OwnAddresses(mpsc::Sender<OwnAddresses>),
     /// Move everything to the primary core, then answer with `Gathered`.
     Gather,
     /// A core has moved all it could; `unmoved` applications and sockets remain there.

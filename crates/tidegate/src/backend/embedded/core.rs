@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tidegate_engine::{Engine, PortClaims};
 use tidegate_memory::Doorbell;
 use tidegate_memory::queues::lock::LockMeter;
-use tidegate_stack::{Event, UdpId};
+use tidegate_stack::{Event, OwnAddresses, UdpId};
 
 use super::reader_groups::ReaderGroups;
 use super::recent_wait::RecentWait;
@@ -126,6 +126,11 @@ impl EmbeddedCore {
         let received = self.engine.poll()?;
         self.dispatch_events()?;
         Ok(received)
+    }
+
+    /// Returns whether the own addresses are unique.
+    pub(crate) fn own_addresses(&self) -> OwnAddresses {
+        self.engine.stack().own_addresses()
     }
 
     /// Runs one round of the engine for a thread that waits for events.
