@@ -5,6 +5,7 @@ use std::io;
 use aya::EbpfError;
 use aya::maps::MapError;
 
+use super::holder::ProgramHolder;
 use crate::capabilities::MissingCapabilities;
 use crate::netlink::NetlinkError;
 
@@ -50,11 +51,13 @@ pub enum XdpError {
         max_mtu: u32,
     },
     /// Another XDP program is attached to the interface.
-    #[error(
-        "another XDP program is attached to `{0}`: stop the process that attached it, or detach \
-         it with `ip link set dev {0} xdp off`"
-    )]
-    AlreadyAttached(String),
+    #[error("another XDP program is attached to `{interface}`, {}", advice(interface, holder.as_ref()))]
+    AlreadyAttached {
+        /// Interface name.
+        interface: String,
+        /// Process that attached the program, if known.
+        holder: Option<ProgramHolder>,
+    },
     /// The kernel refused to attach the XDP program.
     #[error("cannot attach an XDP program to `{interface}`, {tried}: {source}{hint}")]
     Attach {
@@ -144,9 +147,23 @@ pub enum XdpError {
     },
 }
 
+/// Advice about an interface that has a program.
+fn advice(interface: &str, holder: Option<&ProgramHolder>) -> String {
+    match holder {
+        Some(holder) => format!(
+            "by {holder}: stop that process, or let one `tidegate daemon` serve `{interface}`, to \
+             which both programs attach"
+        ),
+        None => format!(
+            "by a process that this one cannot see, or by none: stop that process, or detach the \
+             program with `ip link set dev {interface} xdp off`"
+        ),
+    }
+}
+
 impl XdpError {
     /// True if another process holds the interface or a queue, which it may be about to release.
     pub fn is_busy(&self) -> bool {
-        matches!(self, Self::AlreadyAttached(_) | Self::QueueBusy { .. })
+        matches!(self, Self::AlreadyAttached { .. } | Self::QueueBusy { .. })
     }
 }

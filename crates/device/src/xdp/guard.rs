@@ -64,7 +64,7 @@ impl XdpGuard {
         let index = Interface::by_name(interface)?.index;
         restore_left_behind();
         let required = RequiredCapabilities::XDP_GUARD;
-        attach(|native| self.attach_to(index, native), mode, interface, required)
+        attach(|native| self.attach_to(index, native), mode, (interface, index), required)
     }
 
     fn attach_to(&mut self, interface_index: u32, native: bool) -> io::Result<()> {

@@ -10,6 +10,7 @@ use rustix::event::epoll;
 use tidegate_memory::Arena;
 
 use super::config::TargetInterface;
+use super::holder::ProgramHolder;
 use super::irq_deferral::IrqDeferral;
 use super::napi::NapiPoller;
 use super::program::SteeringProgram;
@@ -98,7 +99,7 @@ fn take_into_service(
         Some(link) => link.native(),
         None => {
             let link = |native| program.attach(target.index, native);
-            attach(link, config.mode, &target.name, RequiredCapabilities::XDP)?
+            attach(link, config.mode, (&target.name, target.index), RequiredCapabilities::XDP)?
         }
     };
     let (sockets, copying) = bind(config, target, umem, native)?;
@@ -213,7 +214,7 @@ fn readiness(queues: &[Queue]) -> io::Result<OwnedFd> {
 pub(super) fn attach(
     mut link: impl FnMut(bool) -> io::Result<()>,
     mode: AttachMode,
-    interface: &str,
+    (interface, index): (&str, u32),
     required: RequiredCapabilities,
 ) -> Result<bool, XdpError> {
     let (modes, tried): (&[bool], _) = match mode {
@@ -227,7 +228,10 @@ pub(super) fn attach(
             Ok(()) => return Ok(native),
             Err(error) => match error.raw_os_error() {
                 Some(libc::EBUSY | libc::EEXIST) => {
-                    return Err(XdpError::AlreadyAttached(interface.to_owned()));
+                    return Err(XdpError::AlreadyAttached {
+                        interface: interface.to_owned(),
+                        holder: ProgramHolder::of_interface(index),
+                    });
                 }
                 Some(libc::EPERM | libc::EACCES) => {
                     let (step, why) = ("attach an XDP program", required.explain());
