@@ -6,8 +6,9 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::UdpSocket;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit};
 use support::run::{ChildProcess, Daemon, cores};
 use support::{CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, is_root};
 
@@ -78,7 +79,7 @@ fn several_applications_share_a_daemon() {
         let _redis = daemon.run_server(&REDIS, 6379);
         SERVERS.iter().for_each(|address| redis_answers(&testbed, address));
         drop(memcached);
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         while sockets_per_application(&daemon).len() > cores() {
             assert!(began.elapsed() < Duration::from_secs(30));
         }
@@ -203,7 +204,7 @@ fn transfers_files_in_both_directions() {
 /// each run and opens a new one: a client that connects in between is refused, reset or told to
 /// try later, and retries.
 fn iperf3(testbed: &Testbed, all: &[&str]) {
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     loop {
         let report: serde_json::Value = serde_json::from_str(&testbed.tool("iperf3", all)).unwrap();
         let error = report["error"].as_str().unwrap_or_default();
@@ -343,7 +344,7 @@ fn check_nsd(testbed: &Testbed, daemon: &Daemon<'_>, reuse_port: &str) {
     let pid = folder.path().join("pid");
     let number = fs::read_to_string(&pid).unwrap();
     testbed.server().command("kill").arg(number.trim()).status().unwrap();
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     while pid.exists() && began.elapsed() < Duration::from_secs(30) {}
 }
 
@@ -451,6 +452,46 @@ fn serve_one_echo(daemon: &Daemon<'_>, testbed: &Testbed, address: &str, port: u
         };
         assert_eq!(testbed.client().enter(talk).unwrap(), b"hello", "{address}");
     });
+}
+
+/// Processor time of a process so far.
+fn cpu_time(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    Duration::from_millis(1000 * ticks / rustix::param::clock_ticks_per_second())
+}
+
+/// The daemon has no descriptor for one more application: it serves the others and does not spin,
+/// and the application attaches when there are descriptors again.
+#[test]
+fn daemon_without_descriptors_serves_on_and_lets_attach_later() {
+    if !can_run("run_attached_descriptors", &["redis-server", "redis-cli", "redis-benchmark"]) {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &["--io", "packet"]);
+    let _redis = daemon.run_server(&REDIS, 6379);
+    let pid = rustix::process::Pid::from_raw(daemon.pid() as i32);
+    let limit = |current| {
+        let limit = rustix::process::getrlimit(Resource::Nofile);
+        rustix::process::prlimit(pid, Resource::Nofile, Rlimit { current, ..limit }).unwrap()
+    };
+    // No number is free below the limit.
+    let usual = limit(Some(3));
+    let mut ss = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+    let mut ss = ss.args(["ss", "--socket"]).arg(daemon.socket()).spawn().unwrap();
+    let (began, used) = (Instant::now(), cpu_time(daemon.pid()));
+    while began.elapsed() < Duration::from_secs(1) {
+        assert_eq!(testbed.tool("redis-cli", &["-h", SERVER_V4, "ping"]), "PONG\n");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let used = cpu_time(daemon.pid()) - used;
+    assert!(used < began.elapsed() / 2, "{used:?} of {:?}", began.elapsed());
+    assert!(ss.try_wait().unwrap().is_none(), "it waits for the daemon");
+    limit(usual.current);
+    assert!(ss.wait().unwrap().success());
+    redis_answers(&testbed, SERVER_V4);
 }
 
 #[test]
