@@ -331,6 +331,10 @@ impl<P: Device> Device for FaultInjector<P> {
         self.device.pause_receive(wait_ns)
     }
 
+    fn has_unsent_frames(&mut self) -> bool {
+        self.device.has_unsent_frames()
+    }
+
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         let has_frames = |direction: &FaultyDirection| {
             !direction.delayed.is_empty() || !direction.ready.is_empty()

@@ -194,6 +194,12 @@ pub trait Device: Send {
         false
     }
 
+    /// True while the device has frames of [`Device::transmit`] that the kernel or the NIC has not
+    /// taken. It tries again with each call of [`Device::transmit`] and [`Device::prepare_sleep`].
+    fn has_unsent_frames(&mut self) -> bool {
+        false
+    }
+
     /// Prepares to sleep: after this call the descriptor of [`Device::wake_fd`] becomes readable
     /// when a frame arrives. Returns false when frames are already waiting, so the caller must not
     /// sleep.
@@ -309,6 +315,9 @@ impl<P: Device + ?Sized> Device for Box<P> {
     }
     fn has_passed_frames(&mut self) -> bool {
         (**self).has_passed_frames()
+    }
+    fn has_unsent_frames(&mut self) -> bool {
+        (**self).has_unsent_frames()
     }
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         (**self).prepare_sleep()

@@ -18,6 +18,9 @@ use crate::{Clock, CpuContention, IdleConfig, IdleGovernor, IdleStep, KernelNeig
 /// Longest sleep, in nanoseconds, while frames wait because the transmit ring is full.
 const TRANSMIT_RETRY_NS: u64 = 200_000;
 
+/// The same after many attempts of the device to send what its own ring holds.
+const MAX_TRANSMIT_RETRY_NS: u64 = 20_000_000;
+
 /// Maximum number of frames of one receive call, whatever the quota.
 const MAX_BURST_FRAMES: usize = 256;
 
@@ -106,6 +109,8 @@ pub struct Engine {
     pub(crate) input: Burst,
     pub(crate) input_drops: DropCounters,
     counters: EngineCounters,
+    /// Pause before the device tries again to send what it holds.
+    next_device_retry_ns: u64,
 }
 
 impl Engine {
@@ -142,6 +147,7 @@ impl Engine {
             input: Burst::new(),
             input_drops: DropCounters::new(),
             counters: EngineCounters::default(),
+            next_device_retry_ns: TRANSMIT_RETRY_NS,
         }
     }
 
@@ -448,8 +454,20 @@ impl Engine {
         if let Some(neighbours) = &mut self.neighbours {
             neighbours.on_sleep();
         }
-        let timeout_ns = self.timeout_ns().into_iter().chain(held_ns).min();
+        let retry_ns = self.device_retry_ns();
+        let timeout_ns = self.timeout_ns().into_iter().chain(held_ns).chain(retry_ns).min();
         Ok(Some(SleepPlan { timeout_ns, receive_paused: held_ns.is_some() }))
+    }
+
+    /// Time until the device is to try again to send what it holds, in nanoseconds; longer each time,
+    /// as the link may be down. `None` if it holds nothing.
+    fn device_retry_ns(&mut self) -> Option<u64> {
+        if !self.device.has_unsent_frames() {
+            self.next_device_retry_ns = TRANSMIT_RETRY_NS;
+            return None;
+        }
+        let longer_ns = (2 * self.next_device_retry_ns).min(MAX_TRANSMIT_RETRY_NS);
+        Some(std::mem::replace(&mut self.next_device_retry_ns, longer_ns))
     }
 
     /// Duplicates the descriptors that become readable when there is work, for a thread that sleeps

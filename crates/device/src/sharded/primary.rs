@@ -393,6 +393,10 @@ impl Device for PrimaryDevice {
         Ok(())
     }
 
+    fn has_unsent_frames(&mut self) -> bool {
+        self.device.has_unsent_frames()
+    }
+
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.doorbell.disarm();
         self.doorbell.arm();

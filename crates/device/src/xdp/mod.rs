@@ -274,6 +274,10 @@ impl Device for XdpDevice {
         Ok(())
     }
 
+    fn has_unsent_frames(&mut self) -> bool {
+        self.queues.iter_mut().any(Queue::has_unsent_frames)
+    }
+
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.large_bursts = 0;
         self.traffic.on_sleep();

@@ -320,6 +320,11 @@ impl Queue {
         }
     }
 
+    /// True if the TX ring has frames that the kernel has not taken.
+    pub(super) fn has_unsent_frames(&mut self) -> bool {
+        self.socket.transmit.pending() > 0
+    }
+
     /// Sends pending frames and polls once more; returns true if no frame arrived.
     pub(super) fn prepare_sleep(&mut self) -> io::Result<bool> {
         if self.socket.transmit.pending() > 0 {
