@@ -2,7 +2,8 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use crate::Failure;
 use crate::config::{self, AsText};
 use crate::host::attach_modes;
 use crate::process::{raise_priority, stop_flag};
+use crate::reload::{ReloadPart, ReloadThread};
 
 /// Flags of `guard`.
 #[derive(Args)]
@@ -48,11 +50,9 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        let reload_thread = ReloadThread::start()?;
         let config = match &self.config {
-            Some(path) => config::admission(false, Some(path))?.ok_or_else(|| {
-                let path = path.display();
-                format!("{path}: no section [admission]; define its classes as [[admission.class]]")
-            })?,
+            Some(path) => read_classes(path)?,
             None => {
                 let trusted: Vec<_> = self.trusted.iter().map(|network| network.0).collect();
                 policy(&self.port, &trusted)
@@ -63,10 +63,15 @@ impl Guard {
 
         let mut guard = KernelGuard::attach(&self.iface, mode, &config, &self.port, hash_seed())?;
         raise_priority();
+        let (sender, changes) = channel();
+        reload_thread.serve(vec![classes_part(self.config.clone(), sender)]);
         self.print_ready(&guard)?;
         let began = Instant::now();
         let period = Duration::from_nanos(Config::PERIOD_NS);
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            if let Some(config) = changes.try_iter().last() {
+                guard.set_classes(&config, hash_seed())?;
+            }
             guard.step(began.elapsed().as_nanos() as u64)?;
             thread::sleep(period);
         }
@@ -104,6 +109,32 @@ impl Guard {
         }
         Ok(())
     }
+}
+
+/// Reads section `[admission]`.
+fn read_classes(path: &Path) -> Result<Config, Failure> {
+    let classes = config::admission(false, Some(path))?;
+    Ok(classes.ok_or_else(|| {
+        let path = path.display();
+        format!("{path}: no section [admission]; define its classes as [[admission.class]]")
+    })?)
+}
+
+/// Part of the reload that replaces the classes, if they are from a file.
+fn classes_part(path: Option<PathBuf>, changes: Sender<Config>) -> ReloadPart {
+    Box::new(move || {
+        let Some(path) = &path else {
+            return Err("the classes are not from a file: start it with --config".into());
+        };
+        let config = read_classes(path)?;
+        Admission::new(&config, [0; 16])?;
+        let changes = changes.clone();
+        Ok(Box::new(move || {
+            // The guard that would take them may have ended.
+            let _ = changes.send(config);
+            Ok("admission classes".to_owned())
+        }))
+    })
 }
 
 fn class_rows(admission: &Admission) -> impl Iterator<Item = (&str, Value)> {

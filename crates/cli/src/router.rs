@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate::Route;
-use tidegate_apps::filter::{FilterConfig, FilterRules, FilterServer};
+use tidegate_apps::filter::{FilterConfig, FilterReloader, FilterRules, FilterServer};
 use tidegate_apps::router::{self, Forwarder, InterfaceSpec, Priorities, RouterConfig};
 use tidegate_gate::{Config, Mode, Quota, Settings};
 
@@ -15,6 +15,7 @@ use crate::Failure;
 use crate::host::{parse_route, pin_to};
 use crate::output::print_line;
 use crate::process::stop_flag;
+use crate::reload::{ReloadPart, ReloadThread};
 use crate::report::drops_json;
 
 /// Flags of `route`.
@@ -134,6 +135,7 @@ const REALTIME_PRIORITIES: Priorities = Priorities { receive: Some(2), protocol:
 
 impl RouteCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        let reload_thread = ReloadThread::start()?;
         let file = self.config.as_deref().map_or(Ok(RouterFile::default()), read_file)?;
         if let Some(cpu) = self.cpu.or(file.router.cpu) {
             pin_to(cpu)?;
@@ -144,6 +146,9 @@ impl RouteCommand {
         let mode = config.gate.config().mode;
         let stop = stop_flag(self.duration)?;
         let mut forwarder = router::open(config)?;
+        reload_thread.serve(vec![Box::new(|| {
+            Err("a router reads its configuration only when it starts: restart it; its filter can be reloaded".into())
+        })]);
         let kinds: Vec<_> = forwarder.reports().into_iter().map(|report| report.kind).collect();
         let mut out = std::io::stdout().lock();
         writeln!(out, "ready: route in mode {} by {}", mode.name(), kinds.join(", "))?;
@@ -262,6 +267,24 @@ fn print_report(forwarder: &mut Forwarder, mode: Mode, as_json: bool) -> Result<
     Ok(())
 }
 
+fn read_rules(path: &Path) -> Result<FilterRules, Failure> {
+    let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
+    Ok(text.parse().map_err(|error| fail(&error))?)
+}
+
+/// Part of the reload that replaces the rules of a filter.
+fn rules_part(path: PathBuf, reloader: FilterReloader) -> ReloadPart {
+    Box::new(move || {
+        let rules = read_rules(&path)?;
+        let (count, reloader) = (rules.len(), reloader.clone());
+        Ok(Box::new(move || {
+            reloader.publish(rules);
+            Ok(format!("{count} rules"))
+        }))
+    })
+}
+
 /// Flags of `filter`.
 #[derive(Args)]
 pub(crate) struct FilterCommand {
@@ -290,12 +313,12 @@ impl FilterCommand {
         if let Some(cpu) = self.cpu {
             pin_to(cpu)?;
         }
-        let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", self.rules.display());
-        let text = std::fs::read_to_string(&self.rules).map_err(|error| fail(&error))?;
-        let rules: FilterRules = text.parse().map_err(|error| fail(&error))?;
+        let reload_thread = ReloadThread::start()?;
+        let rules = read_rules(&self.rules)?;
         let stop = stop_flag(self.duration)?;
         let count = rules.len();
         let mut server = FilterServer::listen(&self.listen, rules)?.batch(self.batch);
+        reload_thread.serve(vec![rules_part(self.rules.clone(), server.reloader())]);
         let mut out = std::io::stdout().lock();
         writeln!(out, "ready: filter with {count} rules at {}", self.listen.display())?;
         out.flush()?;

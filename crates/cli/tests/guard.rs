@@ -110,6 +110,49 @@ fn flood_is_dropped_without_affecting_other_traffic() {
     }
 }
 
+/// SIGHUP replaces the classes, also while packets are refused. The new classes are counted from
+/// zero.
+#[test]
+fn takes_new_classes_while_it_refuses() {
+    if !is_root("guard reload") || !has_programs("guard reload", &["ethtool"]) {
+        return;
+    }
+    let classes = |text: &str| {
+        format!("[[admission.class]]\nmatch = [{{ port = {GUARDED_PORT} }}]\n{text}\n")
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("guard.toml");
+    std::fs::write(&path, classes("name = 'before'")).unwrap();
+    let testbed = Testbed::shared();
+    let _stuck = bind(testbed.server(), SERVER_V4, GUARDED_PORT);
+    let guard = guard(&testbed, &["--config", path.to_str().unwrap()]);
+    let flood = connected_socket(&testbed, FAMILIES[0], GUARDED_PORT);
+    let refused_of_burst = || {
+        let before = xdp_drops(&testbed);
+        for _ in 0..1000 {
+            flood.send(&[0; 1000]).unwrap();
+        }
+        xdp_drops(&testbed) - before
+    };
+    let reload = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        rustix::process::kill_process(guard.pid(), rustix::process::Signal::HUP).unwrap();
+    };
+    support::wait_until("packets are refused", || refused_of_burst() > 0);
+    reload("[admission]\nnonsense = 1");
+    support::wait_until("packets are refused as before", || refused_of_burst() > 0);
+    reload(&classes("name = 'after'\nexempt = true"));
+    support::wait_until("the new class is exempt", || refused_of_burst() == 0);
+    let report = guard.stop();
+    assert_eq!(class_names(&report), ["after", "others"], "{report}");
+    assert_eq!(class(&report, "after")["refused"], 0, "{report}");
+}
+
+fn class_names(report: &Value) -> Vec<&str> {
+    let classes = report["classes"].as_array().unwrap();
+    classes.iter().map(|class| class["class"].as_str().unwrap()).collect()
+}
+
 #[test]
 fn trusted_sources_take_precedence() {
     if !is_root("guard trusted") || !has_programs("guard trusted", &["ethtool"]) {

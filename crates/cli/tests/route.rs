@@ -324,6 +324,34 @@ fn filter_decides_which_packets_pass() {
     }
 }
 
+/// SIGHUP replaces the rules of a filter whose router is connected; rules with an error do not.
+#[test]
+fn filter_takes_new_rules_while_it_serves() {
+    if !is_root("filter_reload") || !has_programs("filter_reload", &["ping"]) {
+        return;
+    }
+    let setup = FilterSetup::new();
+    let filter = setup.start_filter();
+    let router = setup.start_router("packet", &["--mode", "polled"]);
+    assert_reachable(&setup.testbed, RIGHT_V4, &[]);
+    let passes = || ping(&setup.testbed, RIGHT_V4, &["-c", "1", "-W", "1"]).contains("1 received");
+    let reload = |rules: &str| {
+        std::fs::write(setup.path("rules"), rules).unwrap();
+        filter.signal(rustix::process::Signal::HUP);
+    };
+    reload("default = 'deny'");
+    support::wait_until("the new rules refuse", || !passes());
+    reload(RULES);
+    support::wait_until("the old rules pass", &passes);
+    reload("default = 'neither'");
+    assert!(passes());
+    // The router reads no configuration again, and goes on.
+    router.signal(rustix::process::Signal::HUP);
+    assert!(passes());
+    router.stop();
+    filter.stop();
+}
+
 /// No packet passes without a verdict while the filter is absent, dead or stopped. Forwarding
 /// resumes when a filter connects.
 #[test]

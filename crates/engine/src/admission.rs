@@ -70,11 +70,11 @@ impl Admitter {
         seed: [u8; 16],
         device: &mut dyn Device,
     ) -> Result<Self, AdmissionError> {
-        let admission = Admission::new(config, seed)?;
+        let mut admission = Admission::new(config, seed)?;
         let medium = device.capabilities().medium;
         let device_drops_early = match device.early_drop() {
             Some(device) => {
-                install_classes(&admission, device)?;
+                install_classes(&mut admission, device)?;
                 true
             }
             None => false,
@@ -223,11 +223,13 @@ pub(crate) fn is_due(now_ns: u64, due_ns: u64) -> bool {
     now_ns >= due_ns || due_ns - now_ns > Config::PERIOD_NS
 }
 
-/// Installs the classes of `admission` in a device that drops early.
+/// Installs the classes of `admission` in a device that drops early, instead of earlier ones.
 ///
 /// # Errors
 /// If the device rejects the classes.
-pub fn install_classes(admission: &Admission, device: &mut dyn EarlyDrop) -> io::Result<()> {
+pub fn install_classes(admission: &mut Admission, device: &mut dyn EarlyDrop) -> io::Result<()> {
+    device.set_limits(None)?;
+    admission.begin_device_counters(&class_counters(device)?);
     let classes = admission.classes();
     let rules: Vec<_> = classes.rules().iter().map(device_rule).collect();
     let key = admission.source_key();
@@ -237,6 +239,17 @@ pub fn install_classes(admission: &Admission, device: &mut dyn EarlyDrop) -> io:
         hash_seed: key.hash_seed,
         hash_multiplier: key.hash_multiplier,
     })
+}
+
+/// Counters of the device since it was opened, by class.
+fn class_counters(device: &mut dyn EarlyDrop) -> io::Result<[ClassCounters; early::MAX_CLASSES]> {
+    Ok(device.counts()?.map(|counts| ClassCounters {
+        admitted: counts.admitted,
+        admitted_over_share: counts.admitted_over_share,
+        refused_closed: counts.refused_closed,
+        refused_rate: counts.refused_rate,
+        refused_source_share: counts.refused_source_share,
+    }))
 }
 
 /// Reads the counters of the device, adjusts the limits to the pressure, and installs changed
@@ -252,13 +265,7 @@ pub fn update_limits(
 ) -> io::Result<()> {
     let was_limiting = admission.is_limiting();
     if was_limiting {
-        admission.on_device_counters(&device.counts()?.map(|counts| ClassCounters {
-            admitted: counts.admitted,
-            admitted_over_share: counts.admitted_over_share,
-            refused_closed: counts.refused_closed,
-            refused_rate: counts.refused_rate,
-            refused_source_share: counts.refused_source_share,
-        }));
+        admission.on_device_counters(&class_counters(device)?);
     }
     let changed = admission.on_period(now_ns, pressure);
     let starts_limiting = admission.is_limiting() && !was_limiting;

@@ -170,7 +170,7 @@ fn admission(policy: &str, seed: u8) -> Admission {
     admission
 }
 
-fn configure(guard: &mut XdpGuard, admission: &Admission, limits: &Limits) {
+fn configure(guard: &mut XdpGuard, admission: &mut Admission, limits: &Limits) {
     install_classes(admission, guard).unwrap();
     guard.set_known_sources(&admission.known_sources().words().collect::<Vec<_>>()).unwrap();
     guard.set_limits(Some(&device_limits(limits))).unwrap();
@@ -180,8 +180,8 @@ fn configure(guard: &mut XdpGuard, admission: &Admission, limits: &Limits) {
 fn bpf_and_gate_classify_random_frames_alike() {
     for (seed, policy) in POLICIES.into_iter().enumerate() {
         let Some(mut guard) = guard() else { return };
-        let admission = admission(policy, seed as u8);
-        configure(&mut guard, &admission, &Limits::UNLIMITED);
+        let mut admission = admission(policy, seed as u8);
+        configure(&mut guard, &mut admission, &Limits::UNLIMITED);
         let mut rng = Rng::with_seed(seed as u64);
         let mut expected = [ClassCounts::default(); MAX_CLASSES];
         for n in 0..20_000 {
@@ -231,10 +231,10 @@ fn bpf_and_gate_admit_random_frames_alike() {
     let mut over_share = 0;
     for seed in 0..20_u8 {
         let Some(mut guard) = guard() else { return };
-        let admission = admission(POLICIES[usize::from(seed) % POLICIES.len()], seed);
+        let mut admission = admission(POLICIES[usize::from(seed) % POLICIES.len()], seed);
         let mut rng = Rng::with_seed(seed.into());
         let limits = random_limits(&mut rng);
-        configure(&mut guard, &admission, &limits);
+        configure(&mut guard, &mut admission, &limits);
         let mut limiter = Limiter::new(admission.source_key());
         let mut expected = [ClassCounts::default(); MAX_CLASSES];
         for _ in 0..1500 {

@@ -18,4 +18,4 @@ pub use message::QUEUE_PACKETS;
 pub use rules::{
     FilterAction, FilterRule, FilterRules, FilterRulesError, PortRange, ProtocolMatch, Verdict,
 };
-pub use server::{FilterError, FilterReport, FilterServer};
+pub use server::{FilterError, FilterReloader, FilterReport, FilterServer};

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -53,9 +54,22 @@ pub struct FilterServer {
     listener: OwnedFd,
     path: PathBuf,
     rules: FilterRules,
+    new_rules: (Sender<FilterRules>, Receiver<FilterRules>),
     /// Verdicts per message: see [`FilterServer::batch`].
     batch: usize,
     report: FilterReport,
+}
+
+/// Replaces the rules of a running [`FilterServer`].
+#[derive(Clone, Debug)]
+pub struct FilterReloader(Sender<FilterRules>);
+
+impl FilterReloader {
+    /// Replaces the rules from the next packets on.
+    pub fn publish(&self, rules: FilterRules) {
+        // A server that has ended needs no rules.
+        let _ = self.0.send(rules);
+    }
 }
 
 impl FilterServer {
@@ -76,7 +90,8 @@ impl FilterServer {
             }
             other => other.map_err(|errno| fail(errno.into()))?,
         };
-        Ok(Self { listener, path, rules, batch: 1, report: FilterReport::default() })
+        let (report, new_rules) = (FilterReport::default(), channel());
+        Ok(Self { listener, path, rules, new_rules, batch: 1, report })
     }
 
     /// Batches up to `batch` verdicts in one message, as long as more packets wait. 1 means one
@@ -85,6 +100,11 @@ impl FilterServer {
     pub fn batch(mut self, batch: usize) -> Self {
         self.batch = batch.clamp(1, super::QUEUE_PACKETS);
         self
+    }
+
+    /// Returns a handle that replaces the rules, also while the server runs.
+    pub fn reloader(&self) -> FilterReloader {
+        FilterReloader(self.new_rules.0.clone())
     }
 
     /// Serves routers, one after the other, until `stop` is set.
@@ -117,6 +137,9 @@ impl FilterServer {
             match recv(router, &mut incoming[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Ok(()),
                 Ok((len, _)) => {
+                    if let Some(rules) = self.new_rules.1.try_iter().last() {
+                        self.rules = rules;
+                    }
                     let message = incoming.get(..len).unwrap_or_default();
                     for (number, packet) in requests(message) {
                         let verdict = self.rules.evaluate(packet);

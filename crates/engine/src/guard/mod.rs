@@ -61,10 +61,10 @@ impl KernelGuard {
         watch: &[WatchedPort],
         seed: [u8; 16],
     ) -> Result<Self, GuardError> {
-        let admission = Admission::new(config, seed).map_err(AdmissionError::from)?;
+        let mut admission = Admission::new(config, seed).map_err(AdmissionError::from)?;
         let load = KernelLoad::open(watch.to_vec()).map_err(GuardError::Load)?;
         let mut program = XdpGuard::load()?;
-        install_classes(&admission, &mut program).map_err(AdmissionError::from)?;
+        install_classes(&mut admission, &mut program).map_err(AdmissionError::from)?;
         let native = program.attach(interface, mode)?;
         Ok(Self { program, admission, load, native, next_learn_ns: 0 })
     }
@@ -83,6 +83,17 @@ impl KernelGuard {
             self.program.take_seen(|source| admission.learn_source(SourceId::from_bits(source)))?;
         }
         update_limits(&mut self.admission, now_ns, &pressure, &mut self.program)
+    }
+
+    /// Replaces the classes. Sources have to become known again, and counters begin anew.
+    ///
+    /// # Errors
+    /// If the classes are invalid, or the kernel refuses them.
+    pub fn set_classes(&mut self, config: &Config, seed: [u8; 16]) -> Result<(), GuardError> {
+        let mut admission = Admission::new(config, seed).map_err(AdmissionError::from)?;
+        install_classes(&mut admission, &mut self.program).map_err(AdmissionError::from)?;
+        self.admission = admission;
+        Ok(())
     }
 
     /// The admission controller, with its counters.

@@ -282,6 +282,13 @@ impl Admission {
         AdmissionVerdict::Refuse { class, reason }
     }
 
+    /// Begins to count what a device drops itself: `totals` belong to earlier classes.
+    pub fn begin_device_counters(&mut self, totals: &[ClassCounters]) {
+        for (counters, total) in self.device_counters.iter_mut().zip(totals) {
+            *counters = *total;
+        }
+    }
+
     /// Adds the counters of a device that drops packets itself. `totals` holds the counts of each
     /// class since the device was opened.
     pub fn on_device_counters(&mut self, totals: &[ClassCounters]) {
