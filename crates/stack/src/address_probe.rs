@@ -59,15 +59,13 @@ impl FromStr for AddressProbe {
     }
 }
 
-/// Another host claims an address of this interface.
+/// Address of this interface that another host has claimed, and that was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressConflict {
     /// The address.
     pub address: IpAddr,
     /// Hardware address of the other host.
     pub mac: MacAddr,
-    /// True if this host has given the address up. Otherwise it defends the address.
-    pub is_given_up: bool,
 }
 
 /// State of the own addresses of a stack on their link.
@@ -83,7 +81,7 @@ pub enum OwnAddresses {
 
 impl fmt::Display for AddressConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, mac, .. } = self;
+        let Self { address, mac } = self;
         write!(f, "the host with MAC address {mac} uses {address}, too: choose another address")
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::{AddressConflict, TcpId, TcpListenerId, UdpId};
+use crate::{TcpId, TcpListenerId, UdpId};
 
 /// Event that a stack reports to its caller.
 ///
@@ -28,6 +28,7 @@ pub enum Event {
     /// A peer has proved that it receives packets at its address: it echoed a number that was sent
     /// only there. Reported after [`crate::Stack::report_confirmed_peers`].
     PeerConfirmed(IpAddr),
-    /// Another host claims this address of the interface.
-    AddressConflict(AddressConflict),
+    /// Another host claims this address of the interface. [`crate::Stack::own_addresses`] tells
+    /// whether it was given up.
+    AddressConflict(IpAddr),
 }

@@ -175,7 +175,7 @@ impl Interface {
 fn address_of_event(event: Event) -> Option<(bool, IpAddr)> {
     match event {
         Event::NeighbourUnresolved(ip) => Some((false, ip)),
-        Event::AddressConflict(conflict) => Some((true, conflict.address)),
+        Event::AddressConflict(ip) => Some((true, ip)),
         _ => None,
     }
 }

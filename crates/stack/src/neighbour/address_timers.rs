@@ -20,6 +20,8 @@ const DEFENCE_INTERVAL_NS: u64 = 10 * SECOND_NS;
 #[derive(Default)]
 pub(crate) struct AddressTimers {
     timers: Vec<AddressTimer>,
+    /// Time of the next step: the stack asks for it once per burst.
+    next_due_ns: Option<u64>,
     /// Addresses that were defended, and when.
     defended: Vec<(IpAddr, u64)>,
 }
@@ -122,8 +124,7 @@ impl AddressTimers {
         };
         let delay_ns = u64::from(rng.below(pace.max_delay_ms + 1)) * MILLISECOND_NS;
         let (due_ns, next) = (now_ns + delay_ns, NextStep::Probe(pace.probes));
-        self.remove(address);
-        self.timers.push(AddressTimer { address, due_ns, next, pace });
+        self.set(AddressTimer { address, due_ns, next, pace });
     }
 
     /// Adds one announcement of an address that another host claims, unless the address was
@@ -139,14 +140,24 @@ impl AddressTimers {
 
     /// The first announcement is due at once.
     fn add_announcements(&mut self, now_ns: u64, address: IpAddr, count: u8) {
-        self.remove(address);
         let (next, pace) = (NextStep::Announce(count), ProbePace::QUICK);
-        self.timers.push(AddressTimer { address, due_ns: now_ns, next, pace });
+        self.set(AddressTimer { address, due_ns: now_ns, next, pace });
+    }
+
+    fn set(&mut self, timer: AddressTimer) {
+        self.remove(timer.address);
+        self.timers.push(timer);
+        self.update_next_due();
     }
 
     /// Removes the timer of an address.
     pub(crate) fn remove(&mut self, address: IpAddr) {
         self.timers.retain(|timer| timer.address != address);
+        self.update_next_due();
+    }
+
+    fn update_next_due(&mut self) {
+        self.next_due_ns = self.timers.iter().map(|timer| timer.due_ns).min();
     }
 
     /// True while the address is not known to be unique.
@@ -161,7 +172,7 @@ impl AddressTimers {
 
     /// Time in nanoseconds of the next step.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
-        self.timers.iter().map(|timer| timer.due_ns).min()
+        self.next_due_ns
     }
 
     /// Returns the next step that is due, and schedules the one after it.
@@ -182,6 +193,7 @@ impl AddressTimers {
             }
             NextStep::Announce(_) => drop(self.timers.swap_remove(at)),
         }
+        self.update_next_due();
         Some(match step {
             NextStep::Probe(_) => AddressStep::Probe(address),
             NextStep::Confirm => AddressStep::Confirm(address),

@@ -49,17 +49,15 @@ impl Interface {
         address: IpAddr,
         mac: MacAddr,
     ) -> DropReason {
-        let is_given_up = self.address_timers.is_probing(address);
-        let conflict = AddressConflict { address, mac, is_given_up };
-        if is_given_up {
+        if self.address_timers.is_probing(address) {
             self.address_timers.remove(address);
             self.addresses.remove(address);
             self.paths.invalidate();
-            self.taken.get_or_insert(conflict);
+            self.taken.get_or_insert(AddressConflict { address, mac });
         } else {
             self.address_timers.add_defence(now_ns, address);
         }
-        self.queue_event_once(Event::AddressConflict(conflict));
+        self.queue_event_once(Event::AddressConflict(address));
         match address {
             IpAddr::V4(_) => DropReason::ArpConflict,
             IpAddr::V6(_) => DropReason::NdpConflict,

@@ -218,9 +218,8 @@ fn address_claimed_while_it_is_probed_is_given_up() {
                     Family::V6 => DropReason::NdpConflict,
                 };
                 host.feed_dropped(&claim_frame(family, claim, mac(9)), reason);
-                let conflict =
-                    AddressConflict { address: family.host(1), mac: mac(9), is_given_up: true };
-                assert_eq!(host.events(), [Event::AddressConflict(conflict)], "{claim:?}");
+                let conflict = AddressConflict { address: family.host(1), mac: mac(9) };
+                assert_eq!(host.events(), [Event::AddressConflict(family.host(1))], "{claim:?}");
                 assert_eq!(host.stack.own_addresses(), OwnAddresses::Taken(conflict));
                 host.advance(20 * SECOND_NS);
                 assert_eq!(statements(&mut host, family), [], "{probe:?}, {claim:?}");
@@ -265,9 +264,8 @@ fn address_in_use_is_defended_once_in_ten_seconds() {
                 assert_eq!(statements(&mut host, family), [Statement::Announcement], "{claim:?}");
                 host.advance(10 * SECOND_NS);
             }
-            let conflict =
-                AddressConflict { address: family.host(1), mac: mac(9), is_given_up: false };
-            assert_eq!(host.events(), [Event::AddressConflict(conflict)]);
+            assert_eq!(host.events(), [Event::AddressConflict(family.host(1))]);
+            assert_eq!(host.stack.own_addresses(), OwnAddresses::Unique);
             assert!(is_usable(&mut host, family));
             host.finish();
         }

@@ -24,10 +24,15 @@ impl RecentWait {
         *self = Self { ran_at_ns: now_ns, empty_calls_left: MAX_EMPTY_CALLS };
     }
 
+    /// True while calls that find nothing are counted: after a wait, up to the maximum.
+    pub(super) fn is_counting(&self) -> bool {
+        self.empty_calls_left > 0
+    }
+
     /// Returns true if a call that does not wait and has found nothing at `now_ns` is to run the
     /// stack.
     pub(super) fn needs_round(&mut self, now_ns: u64) -> bool {
-        if self.empty_calls_left == 0 {
+        if !self.is_counting() {
             return true;
         }
         self.empty_calls_left -= 1;
