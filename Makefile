@@ -52,8 +52,8 @@ DPDK_FLAGS = --locked -p tidegate-device -p tidegate-cli --features dpdk
 dpdk:
 	@scripts/setup dpdk
 	$(CARGO) clippy $(DPDK_FLAGS) --all-targets -- -D warnings
-	$(CARGO) test $(DPDK_FLAGS) --test dpdk --test serve --test tcp --test dns_tcp --test route \
-		--test upgrade
+	$(CARGO) test $(DPDK_FLAGS) --test dpdk --test dpdk_segmentation --test serve --test tcp \
+		--test dns_tcp --test route --test upgrade
 	$(CARGO) test $(DPDK_FLAGS) --lib dpdk
 
 # Builds the BPF objects from their C sources.

@@ -326,7 +326,9 @@ fn refuses_an_address_that_another_host_has() {
 #[test]
 fn kernel_finds_addresses_of_the_server_taken() {
     on_every_device("probed address", &["arping"], |kind, testbed| {
-        if matches!(testbed, Testbed::Memif(..)) {
+        // With DPDK's driver both ends have one hardware address, and hosts pass over claims of their
+        // own.
+        if matches!(kind, DeviceKind::DpdkTap | DeviceKind::DpdkMemif) {
             return;
         }
         let server = testbed.serve(kind, &["echo"]);
