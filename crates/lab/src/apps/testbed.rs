@@ -232,8 +232,26 @@ fn send_first_requests(
         stream.read_exact(&mut buf[..question.response.len()])?;
         return Ok(question.response.len());
     }
-    // The header and a short file arrive in one segment, or one soon after the other.
-    stream.read(&mut buf)
+    let mut received = 0;
+    loop {
+        if let Some(bytes) = http_response_bytes(&buf[..received]) {
+            return Ok(bytes);
+        }
+        match stream.read(&mut buf[received..])? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            count => received += count,
+        }
+    }
+}
+
+/// Length of an HTTP response, header included, whose header is complete in `bytes`.
+fn http_response_bytes(bytes: &[u8]) -> Option<usize> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let (header, _) = text.split_once("\r\n\r\n")?;
+    let fields = header.lines().filter_map(|line| line.split_once(':'));
+    let mut lengths = fields.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    let body_bytes: usize = lengths.next()?.1.trim().parse().ok()?;
+    Some(header.len() + 4 + body_bytes)
 }
 
 impl RunningService {
@@ -316,4 +334,22 @@ pub(super) fn check_installed(applications: &[Application]) -> Result<(), LabErr
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The body may arrive after the header, in another segment.
+    #[test]
+    fn length_of_a_response_follows_from_its_header() {
+        let response = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nServer: x\r\n\r\nabc";
+        let header_bytes = response.len() - 3;
+        for received in header_bytes..=response.len() {
+            assert_eq!(http_response_bytes(&response[..received]), Some(response.len()));
+        }
+        for received in 0..header_bytes {
+            assert_eq!(http_response_bytes(&response[..received]), None);
+        }
+    }
 }
