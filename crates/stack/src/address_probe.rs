@@ -1,6 +1,7 @@
 //! Settings and results of the probes of own addresses (RFC 5227, RFC 4862 section 5.4, RFC 4429).
 
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::str::FromStr;
 
@@ -83,5 +84,11 @@ impl fmt::Display for AddressConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, mac } = self;
         write!(f, "the host with MAC address {mac} uses {address}, too: choose another address")
+    }
+}
+
+impl From<AddressConflict> for io::Error {
+    fn from(conflict: AddressConflict) -> Self {
+        Self::new(io::ErrorKind::AddrInUse, conflict.to_string())
     }
 }

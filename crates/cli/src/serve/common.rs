@@ -270,10 +270,7 @@ impl ServerOptions {
         let limits = stream_limits.unwrap_or_default();
         let control = self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
         let _control = control.transpose()?;
-        net.wait_for_addresses()?;
-        let capabilities = net.capabilities();
-        let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
-        print_ready(name, addresses, &backend)?;
+        print_ready_on(net, name, addresses)?;
         if !self.has_reader_threads() {
             let responder = &mut responder;
             return serve_udp_and_tcp(net, &sockets, &listeners, limits, responder, stop, served)
@@ -334,6 +331,15 @@ impl ServerOptions {
     }
 }
 
+/// Prints the ready line, by which the parent process knows that the server is serving, when no
+/// other host has claimed an own address.
+fn print_ready_on(net: &Net, name: &str, addresses: &[SocketAddr]) -> std::io::Result<()> {
+    net.wait_for_addresses()?;
+    let capabilities = net.capabilities();
+    let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
+    print_ready(name, addresses, &backend)
+}
+
 /// Pins the calling reader to its processor, if `--reader-cpus` names any.
 fn pin_reader(cpus: &[usize], number: usize) {
     // Each processor was tried when the command started.
@@ -361,12 +367,8 @@ impl StreamServer {
         Ok(())
     }
 
-    /// Prints the ready line, by which the parent process knows that the server is serving, when no
-    /// other host has claimed an own address.
+    /// As [`print_ready_on`] the stack of this server.
     pub(crate) fn print_ready(&self, name: &str) -> std::io::Result<()> {
-        self.net.wait_for_addresses()?;
-        let capabilities = self.net.capabilities();
-        let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
-        print_ready(name, &self.addresses, &backend)
+        print_ready_on(&self.net, name, &self.addresses)
     }
 }

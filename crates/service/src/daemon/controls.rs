@@ -79,10 +79,7 @@ impl Controls {
             let ended = |_| io::Error::other("the network core has ended");
             match answered.recv().map_err(ended)? {
                 OwnAddresses::Unique => return Ok(()),
-                OwnAddresses::Taken(conflict) => {
-                    let reason = conflict.to_string();
-                    return Err(io::Error::new(io::ErrorKind::AddrInUse, reason));
-                }
+                OwnAddresses::Taken(conflict) => return Err(conflict.into()),
                 OwnAddresses::Probing => thread::sleep(ADDRESS_CHECK_INTERVAL),
             }
         }

@@ -123,18 +123,10 @@ impl Addresses {
         matches!(self.kind(address), AddressKind::Local | AddressKind::Tentative)
     }
 
-    /// Makes an address of this interface tentative.
-    pub(crate) fn set_tentative(&mut self, address: IpAddr) {
+    /// Makes an address of this interface tentative or ready for use.
+    pub(crate) fn set_ready(&mut self, address: IpAddr, is_ready: bool) {
         if let Some(kind) = self.kinds.get_mut(&address) {
-            *kind = AddressKind::Tentative;
-        }
-        self.update_singles();
-    }
-
-    /// Makes a tentative address ready for use.
-    pub(crate) fn confirm(&mut self, address: IpAddr) {
-        if let Some(kind) = self.kinds.get_mut(&address) {
-            *kind = AddressKind::Local;
+            *kind = if is_ready { AddressKind::Local } else { AddressKind::Tentative };
         }
         self.update_singles();
     }

@@ -31,13 +31,12 @@ struct AddressTimer {
     /// Time of the next step, in nanoseconds.
     due_ns: u64,
     next: NextStep,
-    pace: ProbePace,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum NextStep {
-    /// Probes left, at least 1.
-    Probe(u8),
+    /// Probes left, at least 1, and their pace.
+    Probe(u8, ProbePace),
     Confirm,
     /// Announcements left, at least 1.
     Announce(u8),
@@ -123,8 +122,8 @@ impl AddressTimers {
             return self.add_announcements(now_ns, address, ANNOUNCEMENTS);
         };
         let delay_ns = u64::from(rng.below(pace.max_delay_ms + 1)) * MILLISECOND_NS;
-        let (due_ns, next) = (now_ns + delay_ns, NextStep::Probe(pace.probes));
-        self.set(AddressTimer { address, due_ns, next, pace });
+        let (due_ns, next) = (now_ns + delay_ns, NextStep::Probe(pace.probes, pace));
+        self.set(AddressTimer { address, due_ns, next });
     }
 
     /// Adds one announcement of an address that another host claims, unless the address was
@@ -140,8 +139,8 @@ impl AddressTimers {
 
     /// The first announcement is due at once.
     fn add_announcements(&mut self, now_ns: u64, address: IpAddr, count: u8) {
-        let (next, pace) = (NextStep::Announce(count), ProbePace::QUICK);
-        self.set(AddressTimer { address, due_ns: now_ns, next, pace });
+        let next = NextStep::Announce(count);
+        self.set(AddressTimer { address, due_ns: now_ns, next });
     }
 
     fn set(&mut self, timer: AddressTimer) {
@@ -178,12 +177,12 @@ impl AddressTimers {
     /// Returns the next step that is due, and schedules the one after it.
     pub(crate) fn poll_due(&mut self, now_ns: u64, rng: &mut SecretRng) -> Option<AddressStep> {
         let at = self.timers.iter().rposition(|timer| timer.due_ns <= now_ns)?;
-        let AddressTimer { address, due_ns, next, pace } = &mut self.timers[at];
+        let AddressTimer { address, due_ns, next } = &mut self.timers[at];
         let (address, step) = (*address, *next);
         match step {
-            NextStep::Probe(left) => {
+            NextStep::Probe(left, pace) => {
                 let left = left - 1;
-                *next = if left > 0 { NextStep::Probe(left) } else { NextStep::Confirm };
+                *next = if left > 0 { NextStep::Probe(left, pace) } else { NextStep::Confirm };
                 *due_ns = now_ns + pace.wait_ns(left, rng);
             }
             NextStep::Confirm => *next = NextStep::Announce(ANNOUNCEMENTS),
@@ -195,7 +194,7 @@ impl AddressTimers {
         }
         self.update_next_due();
         Some(match step {
-            NextStep::Probe(_) => AddressStep::Probe(address),
+            NextStep::Probe(..) => AddressStep::Probe(address),
             NextStep::Confirm => AddressStep::Confirm(address),
             NextStep::Announce(_) => AddressStep::Announce(address),
         })

@@ -33,7 +33,7 @@ impl Interface {
         let addresses: Vec<_> = self.addresses.ready().collect();
         for address in addresses {
             if probe == AddressProbe::Rfc {
-                self.addresses.set_tentative(address);
+                self.addresses.set_ready(address, false);
             }
             self.address_timers.add_probes(now_ns, address, probe, &mut self.rng);
         }
@@ -74,7 +74,7 @@ impl Interface {
                 }
                 AddressStep::Probe(IpAddr::V6(address)) => self.probe_v6(now_ns, arena, address),
                 AddressStep::Confirm(address) => {
-                    self.addresses.confirm(address);
+                    self.addresses.set_ready(address, true);
                     self.paths.invalidate();
                 }
                 AddressStep::Announce(IpAddr::V4(address)) => {

@@ -188,10 +188,7 @@ impl Net {
             };
             match addresses {
                 OwnAddresses::Unique => return Ok(()),
-                OwnAddresses::Taken(conflict) => {
-                    let reason = conflict.to_string();
-                    return Err(io::Error::new(io::ErrorKind::AddrInUse, reason));
-                }
+                OwnAddresses::Taken(conflict) => return Err(conflict.into()),
                 OwnAddresses::Probing => {}
             }
             let step = Deadline::after(Some(ADDRESS_CHECK_INTERVAL));
