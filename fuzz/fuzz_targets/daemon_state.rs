@@ -1,5 +1,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    tidegate_service::daemon::fuzz::check(input);
+    tidegate_service::daemon::fuzz::daemon_state::check(input);
 });

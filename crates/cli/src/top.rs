@@ -435,7 +435,13 @@ mod tests {
 
     #[test]
     fn shows_load_of_each_core() {
-        let core = |busy| CoreReport { busy, applications: 1, received: 0, transmitted: 0 };
+        let core = |busy| CoreReport {
+            busy,
+            applications: 1,
+            received: 0,
+            transmitted: 0,
+            longest_round_ns: None,
+        };
         let cores = vec![core(834), core(20)];
         let now = DaemonReport { cores, cores_used: 2, ..report(1, vec![app(9, [0; 3])]) };
         let head =

@@ -135,6 +135,7 @@ fn start(
         on_core_start: |_| Ok(()),
         drop_privileges,
         upgrade,
+        measure_rounds: false,
         log,
     }
 }

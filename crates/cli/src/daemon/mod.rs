@@ -124,6 +124,9 @@ pub(crate) struct DaemonCommand {
     /// Take over from the daemon at --socket; given by `tidegate upgrade`
     #[arg(long, hide = true)]
     take_over: bool,
+    /// Measure the duration of the network cores' rounds, for `tidegate lab hostile`
+    #[arg(long, hide = true)]
+    measure_rounds: bool,
 }
 
 fn octal(text: &str) -> Result<u32, String> {
@@ -174,6 +177,7 @@ impl DaemonCommand {
             on_core_start,
             drop_privileges,
             upgrade,
+            measure_rounds: self.measure_rounds,
             log,
         };
         let daemon = if self.take_over {

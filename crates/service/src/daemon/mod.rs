@@ -38,6 +38,13 @@ mod transfer;
 mod upgrade;
 mod workers;
 
+/// Bodies of the fuzz targets.
+#[cfg(any(test, fuzzing))]
+pub mod fuzz {
+    pub use super::core::fuzz as attachment;
+    pub use super::upgrade::fuzz as daemon_state;
+}
+
 use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -53,8 +60,6 @@ pub use log::Log;
 pub use options::{StartError, StartOptions};
 pub use quota::Quota;
 pub use report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
-#[cfg(any(test, fuzzing))]
-pub use upgrade::fuzz;
 pub use upgrade::handover::{ConfigFactory, UpgradeMode};
 pub use upgrade::protocol::OutputFds;
 
@@ -111,6 +116,7 @@ impl Daemon {
                 on_core_start,
                 drop_privileges: || Ok(()),
                 upgrade,
+                measure_rounds: false,
                 log,
             },
         )
@@ -188,6 +194,7 @@ impl Daemon {
         >,
         commit: impl FnOnce() -> io::Result<()>,
     ) -> Result<Self, StartError> {
+        let measures = options.measure_rounds;
         let StartOptions { cores: limits, on_core_start, drop_privileges, upgrade, log, .. } =
             options;
         let ShardedStacks { stacks, flow_steering } = stacks;
@@ -209,7 +216,7 @@ impl Daemon {
             let upgrade = upgrade
                 .take()
                 .unwrap_or(UpgradeMode::Refused("a secondary core hands nothing over"));
-            let core = match restored.take() {
+            let mut core = match restored.take() {
                 Some(restored) => restored.into_core(slot, server, log)?,
                 None => NetworkCore::new(slot, server, log)?,
             };
@@ -218,6 +225,7 @@ impl Daemon {
             let (begin, settle) = (on_core_start.clone(), drop_privileges.clone());
             let run = move || {
                 let begun = begin(index).and_then(|()| settle());
+                let begun = begun.and_then(|()| core.measure_rounds(measures));
                 let has_started_up = begun.is_ok();
                 // The starting thread waits for this result.
                 let _ = started.send(begun);

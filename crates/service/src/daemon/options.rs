@@ -59,6 +59,8 @@ pub struct StartOptions<B, S> {
     pub drop_privileges: S,
     /// Ability to be replaced by another daemon.
     pub upgrade: UpgradeMode,
+    /// Measure the rounds of the cores, at two system calls each: for experiments.
+    pub measure_rounds: bool,
     /// Log sink for events of applications.
     pub log: Log,
 }

@@ -65,6 +65,10 @@ pub struct CoreReport {
     pub received: u64,
     /// Frames sent.
     pub transmitted: u64,
+    /// Longest round in nanoseconds of processor time and time blocked in system calls; `None` if
+    /// rounds are not measured.
+    #[serde(default)]
+    pub longest_round_ns: Option<u64>,
 }
 
 /// Report of an attached application.

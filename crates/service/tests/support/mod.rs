@@ -126,6 +126,7 @@ impl DaemonPair {
                 on_core_start: |_| Ok(()),
                 drop_privileges: || Ok(()),
                 upgrade: UpgradeMode::Refused("this daemon does not support upgrades"),
+                measure_rounds: false,
                 log: Arc::new(|_: &str| {}),
             };
             Daemon::start_with(net, start).unwrap()

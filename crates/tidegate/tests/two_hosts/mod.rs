@@ -83,6 +83,7 @@ fn start_options(
         on_core_start: |_| Ok(()),
         drop_privileges: || Ok(()),
         upgrade: UpgradeMode::Refused("the tests do not upgrade it"),
+        measure_rounds: false,
         log: Arc::new(|_: &str| {}),
     }
 }

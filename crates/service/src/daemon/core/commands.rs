@@ -282,8 +282,9 @@ impl SocketServer {
         self.socket_index.insert(StackSocketId::Stream(id), key);
         if let Some(socket) = self.sockets.get_mut(key) {
             socket.claim = claim;
-            // Data received so far is there before the application learns of the connection.
-            let _ = socket.poll(&mut self.engine);
+            // Data received so far is there before the application learns of the connection. It has
+            // written nothing yet.
+            let _ = socket.poll(&mut self.engine, 0);
         }
         self.granted(key)
     }

@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_engine::{IdleStep, SleepPlan, pause};
 
 use super::NetworkCore;
+use super::round_timer::RoundTimer;
 
 /// Time to wait for a device whose transmit ring is full.
 const DEVICE_RETRY_INTERVAL: Duration = Duration::from_micros(100);
@@ -19,6 +20,7 @@ impl NetworkCore {
             IdleStep::Spin => self.check_periodically(),
             IdleStep::Pause => {
                 self.check_periodically();
+                self.rounds.iter_mut().for_each(RoundTimer::end);
                 self.contention = pause();
             }
             IdleStep::Sleep => {
@@ -71,7 +73,10 @@ impl NetworkCore {
             .chain([self.inbox.bell.as_fd(), self.app_events.as_fd()])
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        match poll(&mut fds, timeout.as_ref()) {
+        self.rounds.iter_mut().for_each(RoundTimer::end);
+        let polled = poll(&mut fds, timeout.as_ref());
+        self.rounds.iter_mut().for_each(RoundTimer::begin);
+        match polled {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }

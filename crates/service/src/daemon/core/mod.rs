@@ -8,6 +8,8 @@ mod active_apps;
 mod app_events;
 mod commands;
 pub(super) mod cores;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod idle;
 pub(super) mod inbox;
 pub(super) mod load;
@@ -15,8 +17,12 @@ pub(super) mod message;
 mod poll;
 mod port_query;
 mod report;
+mod round_shares;
+mod round_timer;
 mod serve;
 pub(super) mod server;
+#[cfg(any(test, fuzzing))]
+mod testbed;
 mod transfers;
 
 use std::io;
@@ -31,6 +37,8 @@ use self::cores::Cores;
 use self::inbox::Inbox;
 use self::load::LoadMeter;
 use self::message::CoreMessage;
+use self::round_shares::RoundShares;
+use self::round_timer::RoundTimer;
 use self::server::SocketServer;
 use crate::daemon::application::Application;
 use crate::daemon::ids::{AppNumber, SocketKey};
@@ -68,6 +76,10 @@ pub(super) struct NetworkCore {
     /// Other threads had the processor since the last round. If they were applications, they
     /// have left commands.
     contention: Option<CpuContention>,
+    /// Data that this round takes from each application.
+    shares: RoundShares,
+    /// Timer of the rounds, if they are measured.
+    rounds: Option<RoundTimer>,
     /// Priority beside CPU-bound threads.
     boost: PriorityBoost,
     /// True while commands of an exited application are drained.
@@ -120,6 +132,8 @@ impl NetworkCore {
             load_windows: 0,
             next_check_ns: server.engine.read_clock(),
             contention: None,
+            shares: RoundShares::default(),
+            rounds: None,
             boost: PriorityBoost::default(),
             is_reaping: false,
             server,
@@ -138,6 +152,7 @@ impl NetworkCore {
         let _ = shorten_time_slice();
         self.server.engine.take_over()?;
         let successor = loop {
+            self.rounds.iter_mut().for_each(RoundTimer::begin);
             match self.handle_messages(&mut handler)? {
                 ControlFlow::Continue(messages) => self.run_round(messages, &handler)?,
                 ControlFlow::Break(successor) => break successor,
@@ -153,9 +168,19 @@ impl NetworkCore {
         Ok(None)
     }
 
+    /// Measures the rounds from now on, or no longer. Only for the thread that runs the core.
+    ///
+    /// # Errors
+    /// If the kernel does not report scheduling times.
+    pub(super) fn measure_rounds(&mut self, measures: bool) -> io::Result<()> {
+        self.rounds = measures.then(RoundTimer::of_this_thread).transpose()?;
+        Ok(())
+    }
+
     /// Runs one round, after some messages: a round of the engine, then the turns of the
     /// applications.
     fn run_round(&mut self, messages: usize, handler: &impl MessageHandler) -> io::Result<()> {
+        self.shares.begin_round();
         let received = self.server.engine.poll()?;
         self.measure_load(handler);
         let events = self.handle_events();

@@ -7,6 +7,7 @@ use tidegate_stack::QUEUE_FILL_SCALE;
 
 use super::NetworkCore;
 use super::message::ReportAnswer;
+use super::round_timer::RoundTimer;
 use super::server::SocketServer;
 use crate::daemon::application::Application;
 use crate::daemon::ids::PayloadBytes;
@@ -19,7 +20,9 @@ impl NetworkCore {
         let busy = self.cores.load(self.index).last_report().busy_permille;
         let apps = self.apps.iter().flatten();
         let memories = apps.clone().map(|app| app.memory.clone()).collect();
-        let report = DaemonReport::of_core(self.index, busy, &mut self.server, apps);
+        let mut report = DaemonReport::of_core(self.index, busy, &mut self.server, apps);
+        let longest_ns = self.rounds.as_ref().map(RoundTimer::longest_ns);
+        report.cores.iter_mut().for_each(|core| core.longest_round_ns = longest_ns);
         ReportAnswer { report, memories }
     }
 
@@ -72,6 +75,7 @@ impl DaemonReport {
                 applications: applications.len(),
                 received: port.received,
                 transmitted: port.transmitted,
+                longest_round_ns: None,
             }],
             cores_used: 1,
             applications,

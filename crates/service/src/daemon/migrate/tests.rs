@@ -46,6 +46,7 @@ impl Testbed {
             on_core_start: |_| Ok(()),
             drop_privileges: || Ok(()),
             upgrade: UpgradeMode::Refused("not used in this test"),
+            measure_rounds: false,
             log: Arc::new(|_: &str| {}),
         };
         let daemon = Daemon::start_with(net, start).unwrap();

@@ -27,11 +27,10 @@ use crate::ipc::status::{SocketState, Status};
 /// Payload up to which an ended socket leaves its memory to the next socket of its slot.
 const DISCARD_THRESHOLD_BYTES: u64 = 16 << 10;
 
-/// Maximum bytes that one poll takes from an application's stream. An application that goes on
-/// writing gets the rest in the next round, after all others.
-const MAX_POLL_BYTES: usize = 128 << 10;
-/// Maximum datagrams that one poll takes from an application's stream.
-const MAX_POLL_DATAGRAMS: usize = 128;
+/// Minimum cost of a datagram, in bytes of a TCP stream.
+const MIN_DATAGRAM_COST_BYTES: usize = 2 << 10;
+/// Maximum bytes of one final poll.
+const MAX_FINAL_POLL_BYTES: usize = 128 << 10;
 /// Maximum polls of a socket whose application has exited.
 const MAX_FINAL_POLLS: usize = 64;
 
@@ -102,6 +101,9 @@ pub(super) struct PollResult {
     pub(super) has_more: bool,
     /// The socket has no more to do and can be removed.
     pub(super) is_done: bool,
+    /// Cost of what was taken from the application's stream: bytes, of a datagram at least
+    /// [`MIN_DATAGRAM_COST_BYTES`].
+    pub(super) taken_bytes: usize,
 }
 
 impl AppSocket {
@@ -252,36 +254,41 @@ impl AppSocket {
         self.set_status(Status { error: Some(kind), error_count, ..self.status })
     }
 
-    /// Moves data both ways between the streams and the stack.
+    /// Moves data both ways between the streams and the stack, out of the application's stream at
+    /// most `max_bytes`, but at least one datagram.
     ///
     /// # Errors
     /// [`PeerError`] when the application has written invalid indices or datagrams.
-    pub(super) fn poll(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
+    pub(super) fn poll(
+        &mut self,
+        engine: &mut Engine,
+        max_bytes: usize,
+    ) -> Result<PollResult, PeerError> {
         if self.is_corrupt {
             return Ok(PollResult { is_done: self.is_closed(), ..PollResult::default() });
         }
         // Requested before polling: an event during the poll is notified again.
         self.slot.poll_on_write.request();
         match &self.kind {
-            SocketKind::Udp(_) => self.poll_udp(engine),
+            SocketKind::Udp(_) => self.poll_udp(engine, max_bytes),
             SocketKind::Listener(id) => {
                 let accept_ready = engine.stack().tcp_acceptable(*id) > 0;
                 let notify = self.set_status(Status { accept_ready, ..self.status });
                 Ok(PollResult { notify: notify && accept_ready, ..PollResult::default() })
             }
-            SocketKind::Stream(_) => self.poll_stream(engine),
+            SocketKind::Stream(_) => self.poll_stream(engine, max_bytes),
         }
     }
 
     /// Polls the socket of an exited application for the last time. Returns true if it has no more
     /// to do.
     pub(super) fn poll_finally(&mut self, engine: &mut Engine) -> bool {
-        let mut polled = self.poll(engine);
+        let mut polled = self.poll(engine, MAX_FINAL_POLL_BYTES);
         for _ in 1..MAX_FINAL_POLLS {
             if !matches!(polled, Ok(PollResult { has_more: true, .. })) {
                 break;
             }
-            polled = self.poll(engine);
+            polled = self.poll(engine, MAX_FINAL_POLL_BYTES);
         }
         polled.is_ok_and(|polled| polled.is_done)
     }

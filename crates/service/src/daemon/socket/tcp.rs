@@ -4,7 +4,7 @@ use tidegate_engine::Engine;
 use tidegate_memory::shared::PeerError;
 use tidegate_stack::{Shutdown, TcpError, TcpState};
 
-use super::{AppSocket, MAX_POLL_BYTES, PollResult, SocketKind, TcpEndpoint};
+use super::{AppSocket, PollResult, SocketKind, TcpEndpoint};
 use crate::ipc::status::{SocketState, Status};
 
 impl TcpEndpoint {
@@ -16,13 +16,17 @@ impl TcpEndpoint {
 }
 
 impl AppSocket {
-    pub(super) fn poll_stream(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
+    pub(super) fn poll_stream(
+        &mut self,
+        engine: &mut Engine,
+        max_bytes: usize,
+    ) -> Result<PollResult, PeerError> {
         let SocketKind::Stream(stream) = &mut self.kind else { return Ok(PollResult::default()) };
         let received =
             !stream.is_closed && receive(stream, engine, || self.slot.poll_on_rx_space.request())?;
         // Sending would discard the failure, together with the application's bytes.
         let failure = engine.parts().0.tcp_take_error(stream.id);
-        let SendOutcome { taken, has_more } = send(stream, engine)?;
+        let SendOutcome { taken, has_more, taken_bytes } = send(stream, engine, max_bytes)?;
         let id = stream.id;
         let is_done = stream.is_closed && stream.from_app.available()? == 0;
         let mut notify = received || taken && self.slot.notify_on_tx_space.take();
@@ -40,7 +44,7 @@ impl AppSocket {
             notify |= self.set_error(failure.kind());
         }
         notify |= self.set_status(Status { state, read_closed, write_closed, ..self.status });
-        Ok(PollResult { notify, is_done, has_more, ..PollResult::default() })
+        Ok(PollResult { notify, is_done, has_more, taken_bytes, ..PollResult::default() })
     }
 }
 
@@ -49,6 +53,8 @@ impl AppSocket {
 struct SendOutcome {
     /// Bytes were taken from the application.
     taken: bool,
+    /// Bytes that the connection has accepted.
+    taken_bytes: usize,
     /// The connection would accept more than one poll takes.
     has_more: bool,
 }
@@ -86,14 +92,18 @@ fn receive(
     Ok(received)
 }
 
-/// Writes the application's bytes to the connection, as many as it accepts and one poll takes.
-fn send(stream: &mut TcpEndpoint, engine: &mut Engine) -> Result<SendOutcome, PeerError> {
+/// Writes the application's bytes to the connection, as many as it accepts, up to `max_bytes`.
+fn send(
+    stream: &mut TcpEndpoint,
+    engine: &mut Engine,
+    max_bytes: usize,
+) -> Result<SendOutcome, PeerError> {
     let (stack, arena, now_ns) = engine.parts();
     let TcpEndpoint { id, from_app, shutdown_pending, is_closed, payload_bytes, .. } = stream;
     let mut sent = SendOutcome::default();
     // What the application writes meanwhile is for the next poll.
     let mut available = from_app.available()?;
-    let mut left = available.min(MAX_POLL_BYTES);
+    let mut left = available.min(max_bytes);
     while left > 0 {
         let mut read = Ok(0);
         let wrote = stack.tcp_send_with(now_ns, *id, left, |place| {
@@ -104,6 +114,7 @@ fn send(stream: &mut TcpEndpoint, engine: &mut Engine) -> Result<SendOutcome, Pe
         match wrote {
             Ok(len @ 1..) => {
                 payload_bytes.from_app += len as u64;
+                sent.taken_bytes += len;
                 (left, available) = (left.saturating_sub(len), available.saturating_sub(len));
             }
             Ok(0) | Err(TcpError::WouldBlock) => break,

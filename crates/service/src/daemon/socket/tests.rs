@@ -50,7 +50,9 @@ fn write_datagrams(writer: &mut StreamOut, to: SocketAddr, count: usize, len: us
 
 #[test]
 fn one_poll_takes_a_limited_number_of_datagrams() {
-    for (len, first) in [(8, MAX_POLL_DATAGRAMS), (1400, MAX_POLL_BYTES.div_ceil(1400))] {
+    let limit = 64_usize << 10;
+    for len in [8, 1400, 3000] {
+        let first = limit.div_ceil(len.max(MIN_DATAGRAM_COST_BYTES));
         for family in FAMILIES {
             let mut testbed = Testbed::new();
             let own = SocketAddr::new(family.parse().unwrap(), 1000);
@@ -59,13 +61,13 @@ fn one_poll_takes_a_limited_number_of_datagrams() {
             let mut socket = AppSocket::udp(&testbed.memory, HANDLE, id).unwrap();
             let mut writer = testbed.writer(StreamKind::Datagrams);
             write_datagrams(&mut writer, own, 200, len);
-            let polled = socket.poll(&mut testbed.engine).unwrap();
+            let polled = socket.poll(&mut testbed.engine, limit).unwrap();
             assert!(polled.has_more && !polled.device_full, "{polled:?}");
             assert_eq!(socket.payload_bytes().from_app, (first * len) as u64);
             while testbed.engine.poll().unwrap() > 0 {}
             let mut polled = polled;
             while polled.has_more {
-                polled = socket.poll(&mut testbed.engine).unwrap();
+                polled = socket.poll(&mut testbed.engine, limit).unwrap();
                 while testbed.engine.poll().unwrap() > 0 {}
             }
             assert_eq!(socket.payload_bytes().from_app, (200 * len) as u64);
@@ -75,6 +77,7 @@ fn one_poll_takes_a_limited_number_of_datagrams() {
 
 #[test]
 fn one_poll_takes_a_limited_number_of_bytes() {
+    const LIMIT: usize = 64 << 10;
     for family in FAMILIES {
         let mut testbed = Testbed::new();
         let own = SocketAddr::new(family.parse().unwrap(), 80);
@@ -87,12 +90,12 @@ fn one_poll_takes_a_limited_number_of_bytes() {
         }
         let mut socket = AppSocket::stream(&testbed.memory, HANDLE, id).unwrap();
         let mut writer = testbed.writer(StreamKind::Bytes);
-        writer.write(&vec![7; 2 * MAX_POLL_BYTES + 1]).unwrap();
+        writer.write(&vec![7; 2 * LIMIT + 1]).unwrap();
         writer.publish();
-        for taken in [MAX_POLL_BYTES, 2 * MAX_POLL_BYTES, 2 * MAX_POLL_BYTES + 1] {
-            let polled = socket.poll(&mut testbed.engine).unwrap();
+        for taken in [LIMIT, 2 * LIMIT, 2 * LIMIT + 1] {
+            let polled = socket.poll(&mut testbed.engine, LIMIT).unwrap();
             assert_eq!(socket.payload_bytes().from_app, taken as u64);
-            assert_eq!(polled.has_more, taken <= 2 * MAX_POLL_BYTES);
+            assert_eq!(polled.has_more, taken <= 2 * LIMIT);
         }
     }
 }
@@ -115,14 +118,14 @@ fn failure_reaches_an_application_whose_bytes_are_unsent() {
         let mut writer = testbed.writer(StreamKind::Bytes);
         writer.write(&vec![7; 1 << 20]).unwrap();
         writer.publish();
-        socket.poll(&mut testbed.engine).unwrap();
+        socket.poll(&mut testbed.engine, 1 << 20).unwrap();
         assert!(writer.unread().unwrap() > 0, "the connection has taken everything");
         let (stack, arena, now_ns) = testbed.engine.parts();
         stack.tcp_abort(now_ns, arena, peer);
         while testbed.engine.stack().tcp_state(id) != Some(tidegate_stack::TcpState::Closed) {
             testbed.engine.poll().unwrap();
         }
-        socket.poll(&mut testbed.engine).unwrap();
+        socket.poll(&mut testbed.engine, 1 << 20).unwrap();
         let Status { state, error, read_closed, .. } = socket.status;
         assert_eq!(error, Some(io::ErrorKind::ConnectionReset));
         assert_eq!((state, read_closed), (SocketState::Over, true));

@@ -6,16 +6,20 @@ use tidegate_memory::shared::PeerError;
 use tidegate_stack::SendError;
 
 use super::pending_datagram::PendingDatagram;
-use super::{AppSocket, MAX_POLL_BYTES, MAX_POLL_DATAGRAMS, PollResult, SocketKind, UdpEndpoint};
+use super::{AppSocket, MIN_DATAGRAM_COST_BYTES, PollResult, SocketKind, UdpEndpoint};
 use crate::ipc::datagram::{DatagramHeader, HEADER_BYTES, record_bytes};
 
 const PADDING: [u8; 8] = [0; 8];
 
 impl AppSocket {
-    pub(super) fn poll_udp(&mut self, engine: &mut Engine) -> Result<PollResult, PeerError> {
+    pub(super) fn poll_udp(
+        &mut self,
+        engine: &mut Engine,
+        max_bytes: usize,
+    ) -> Result<PollResult, PeerError> {
         let SocketKind::Udp(datagrams) = &mut self.kind else { return Ok(PollResult::default()) };
         let received = receive(datagrams, engine, || self.slot.poll_on_rx_space.request())?;
-        let sent = send(datagrams, engine)?;
+        let sent = send(datagrams, engine, max_bytes)?;
         let id = datagrams.id;
         let mut notify = received || sent.consumed && self.slot.notify_on_tx_space.take();
         let reported = engine.parts().0.udp_take_error(id).map(|error| error.kind());
@@ -25,8 +29,14 @@ impl AppSocket {
         if engine.needs_queue_levels() {
             engine.report_level(id);
         }
-        let SendOutcome { device_full, has_more, .. } = sent;
-        Ok(PollResult { notify, device_full, has_more, ..PollResult::default() })
+        let SendOutcome { device_full, has_more, cost_bytes, .. } = sent;
+        Ok(PollResult {
+            notify,
+            device_full,
+            has_more,
+            taken_bytes: cost_bytes,
+            ..PollResult::default()
+        })
     }
 }
 
@@ -72,20 +82,25 @@ struct SendOutcome {
     device_full: bool,
     /// The application has written more than one poll takes.
     has_more: bool,
+    /// Cost of the datagrams that were taken.
+    cost_bytes: usize,
     /// Error of a datagram that was not sent.
     failure: Option<std::io::ErrorKind>,
 }
 
-/// Sends the datagrams that the application has written, as many as one poll takes.
-fn send(datagrams: &mut UdpEndpoint, engine: &mut Engine) -> Result<SendOutcome, PeerError> {
+/// Sends the datagrams that the application has written, up to a cost of `max_bytes`.
+fn send(
+    datagrams: &mut UdpEndpoint,
+    engine: &mut Engine,
+    max_bytes: usize,
+) -> Result<SendOutcome, PeerError> {
     let (stack, arena, now_ns) = engine.parts();
     let UdpEndpoint { id, from_app, payload_bytes, .. } = datagrams;
     let mut sent = SendOutcome::default();
     // What the application writes meanwhile is for the next poll.
     let mut available = from_app.available()?;
-    let (mut datagrams_left, mut bytes_left) = (MAX_POLL_DATAGRAMS, MAX_POLL_BYTES);
     while available > 0 {
-        if datagrams_left == 0 || bytes_left == 0 {
+        if sent.cost_bytes >= max_bytes {
             sent.has_more = true;
             break;
         }
@@ -121,8 +136,8 @@ fn send(datagrams: &mut UdpEndpoint, engine: &mut Engine) -> Result<SendOutcome,
         }
         from_app.skip(record_bytes(len));
         available -= record_bytes(len);
-        (datagrams_left, bytes_left) = (datagrams_left - 1, bytes_left.saturating_sub(len));
         sent.consumed = true;
+        sent.cost_bytes += len.max(MIN_DATAGRAM_COST_BYTES);
     }
     if sent.consumed {
         from_app.release();

@@ -11,7 +11,7 @@ use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 use tidegate_stack::{Config, Stack};
 use tidegate_wire::MacAddr;
 
-use super::fuzz;
+use super::fuzz as daemon_state;
 use super::restore::{RestoredCore, restore};
 use super::snapshot::{ClaimSnapshot, DaemonSnapshot, DeviceSnapshot, ProtocolSnapshot};
 use crate::daemon::application::snapshot::{ApplicationSnapshot, EntrySnapshot};
@@ -214,7 +214,7 @@ fn damaged_snapshots_never_panic() {
         for flip in [1, 0x40, 0x80, 0xff] {
             let mut damaged = bytes.clone();
             damaged[at] ^= flip;
-            reached.insert(fuzz::check(&damaged));
+            reached.insert(daemon_state::check(&damaged));
         }
     }
     assert_eq!(reached.len(), 3, "{reached:?}");
@@ -232,11 +232,11 @@ fn corpus_of_daemon_state() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let expected = match name.split('_').next() {
-            Some("good") => fuzz::Outcome::Accepted,
-            Some("refused") => fuzz::Outcome::Refused,
-            _ => fuzz::Outcome::Unreadable,
+            Some("good") => daemon_state::Outcome::Accepted,
+            Some("refused") => daemon_state::Outcome::Refused,
+            _ => daemon_state::Outcome::Unreadable,
         };
-        let outcome = fuzz::check(&std::fs::read(path).unwrap());
+        let outcome = daemon_state::check(&std::fs::read(path).unwrap());
         assert_eq!(outcome, expected, "{name}: has the format changed?");
         reached.insert(outcome);
     }

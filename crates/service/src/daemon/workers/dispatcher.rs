@@ -38,6 +38,12 @@ impl JobDispatcher {
         std::thread::Builder::new().name("tidegate-jobs".into()).spawn(run)?;
         Ok(())
     }
+
+    /// Runs all queued jobs on this thread.
+    #[cfg(any(test, fuzzing))]
+    pub(in crate::daemon) fn run_queued(&self) {
+        self.queue.try_iter().for_each(|queued| (queued.job)());
+    }
 }
 
 /// Workers of all users.
