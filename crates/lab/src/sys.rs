@@ -129,6 +129,37 @@ pub(crate) fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> io::Result<usize> {
     }
 }
 
+/// Makes a TCP socket send keepalive probes every second, by calls that a preload library sees.
+pub(crate) fn keep_alive_often(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let options = [
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    ];
+    for (level, option) in options {
+        let value: libc::c_int = 1;
+        let len = size_of_val(&value) as libc::socklen_t;
+        // SAFETY: the kernel reads one int, which outlives the call.
+        let set = unsafe {
+            libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const value).cast(), len)
+        };
+        if set != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Lets the calling thread run only while its core has nothing else to do (`SCHED_IDLE`).
+pub(crate) fn run_when_idle() -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel only reads the parameters, which outlive the call.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Gives a thread priority over every ordinary thread of its core and over threads of a lower
 /// real-time priority (`SCHED_FIFO`, 1 to 99).
 pub(crate) fn run_at_real_time_priority(pid: i32, priority: i32) -> io::Result<()> {

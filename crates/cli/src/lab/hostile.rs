@@ -1,9 +1,13 @@
 //! `tidegate lab hostile`.
 
+use std::net::SocketAddrV4;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tidegate_lab::hostile::{HostileConfig, run};
+use tidegate_lab::hostile::{
+    Attack, AttackerConfig, HostileConfig, HostilePart, run, run_attacker,
+};
 
 use super::Output;
 use crate::Failure;
@@ -13,7 +17,10 @@ use crate::Failure;
 pub(crate) struct HostileLab {
     #[command(flatten)]
     output: Output,
-    /// Number of trials of each attack
+    /// Part to run [default: all parts]
+    #[arg(long = "part", value_name = "PART", value_parser = parse_part)]
+    parts: Vec<HostilePart>,
+    /// Number of trials of each way to end a server
     #[arg(long, value_name = "COUNT", default_value_t = HostileConfig::default().trials)]
     trials: u64,
     /// Random seed; the same seed attacks at the same moments
@@ -26,12 +33,56 @@ pub(crate) struct HostileLab {
         default_value_t = HostileConfig::default().limit.as_millis() as u64
     )]
     limit_ms: u64,
+    /// Duration of the load beside each attached attacker, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = HostileConfig::default().seconds)]
+    seconds: f64,
+    /// Number of repetitions of that load; the median is reported
+    #[arg(long, value_name = "COUNT", default_value_t = HostileConfig::default().repeats)]
+    repeats: usize,
+    /// Command that starts the daemon under attack, for another version; its first word also runs
+    /// the programs [default: this program's daemon, with its rounds measured]
+    #[arg(long, value_name = "COMMAND")]
+    daemon: Option<String>,
+    /// Attacker of the experiment; the experiment starts it itself
+    #[arg(long, hide = true, requires_all = ["socket", "sink"], value_parser = parse_attack)]
+    as_attacker: Option<Attack>,
+    #[arg(long, hide = true)]
+    socket: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    sink: Option<SocketAddrV4>,
+}
+
+fn parse_part(name: &str) -> Result<HostilePart, String> {
+    let found = HostilePart::ALL.into_iter().find(|part| part.name() == name);
+    found.ok_or_else(|| {
+        let names = HostilePart::ALL.map(HostilePart::name);
+        format!("there is no part {name}; the parts are {}", names.join(" and "))
+    })
+}
+
+fn parse_attack(name: &str) -> Result<Attack, String> {
+    let found = Attack::ALL.into_iter().find(|attack| attack.name() == name);
+    found.ok_or_else(|| format!("there is no attack {name}"))
 }
 
 impl HostileLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let limit = Duration::from_millis(self.limit_ms);
-        let config = HostileConfig { trials: self.trials, seed: self.seed, limit };
+        if let (Some(attack), Some(socket), Some(sink)) = (self.as_attacker, self.socket, self.sink)
+        {
+            return Ok(run_attacker(&AttackerConfig { attack, socket, sink })?);
+        }
+        if self.repeats == 0 || self.trials == 0 {
+            return Err("--repeats and --trials: give 1 or more of each".into());
+        }
+        let config = HostileConfig {
+            trials: self.trials,
+            seed: self.seed,
+            limit: Duration::from_millis(self.limit_ms),
+            seconds: self.seconds,
+            repeats: self.repeats,
+            parts: self.parts,
+            daemon: self.daemon,
+        };
         self.output.write(&run(&config)?)
     }
 }

@@ -1,33 +1,82 @@
 //! `tidegate lab hostile`: attacks on a server, its host and its neighbours, none of which may
 //! cost anybody else anything. Each attack has a file of its own.
 
+mod attacker;
 mod interface_state;
 mod left_behind;
+mod neighbour;
 
 use std::time::Duration;
 
 use serde_json::Value;
 
+pub use attacker::{Attack, AttackerConfig, run_attacker};
+
 use crate::{Experiment, LabError};
 
 /// Configuration of the experiment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HostileConfig {
-    /// Number of trials of each attack.
+    /// Number of trials of each way to end a server.
     pub trials: u64,
     /// Seed: the same seed attacks at the same moments.
     pub seed: u64,
     /// Time until the effects of an attack must be over.
     pub limit: Duration,
+    /// Duration in seconds of the load beside each attached attacker.
+    pub seconds: f64,
+    /// Number of repetitions of that load.
+    pub repeats: usize,
+    /// Parts to run; empty for all.
+    pub parts: Vec<HostilePart>,
+    /// Command that starts the daemon under attack; `None` is this program's.
+    pub daemon: Option<String>,
+}
+
+/// Part of the experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostilePart {
+    /// Servers that are killed and stopped.
+    LeftBehind,
+    /// Attached attackers beside an honest server.
+    Neighbour,
+}
+
+impl HostilePart {
+    /// All parts, in the order in which they run.
+    pub const ALL: [Self; 2] = [Self::LeftBehind, Self::Neighbour];
+
+    /// Name of the part on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LeftBehind => "left-behind",
+            Self::Neighbour => "neighbour",
+        }
+    }
+
+    fn run(self, config: &HostileConfig) -> Result<AttackResult, LabError> {
+        match self {
+            Self::LeftBehind => left_behind::run(config),
+            Self::Neighbour => neighbour::run(config),
+        }
+    }
 }
 
 impl Default for HostileConfig {
     fn default() -> Self {
-        Self { trials: 200, seed: 1, limit: Duration::from_secs(1) }
+        Self {
+            trials: 200,
+            seed: 1,
+            limit: Duration::from_secs(1),
+            seconds: 3.0,
+            repeats: 5,
+            parts: Vec::new(),
+            daemon: None,
+        }
     }
 }
 
-/// Result of one attack.
+/// Result of one part.
 struct AttackResult {
     /// Figures by name.
     figures: Vec<(&'static str, f64)>,
@@ -37,20 +86,15 @@ struct AttackResult {
     notes: Vec<String>,
 }
 
-/// Function that runs one attack.
-type Attack = fn(&HostileConfig) -> Result<AttackResult, LabError>;
-
-/// The attacks, in the order in which they run.
-const ATTACKS: [Attack; 1] = [left_behind::run];
-
-/// Runs every attack.
+/// Runs the parts of the experiment.
 ///
 /// # Errors
 /// If namespaces cannot be created, or a server does not start.
 pub fn run(config: &HostileConfig) -> Result<Experiment, LabError> {
     let mut result = Experiment::new("hostile");
-    for attack in ATTACKS {
-        let AttackResult { figures, rows, notes } = attack(config)?;
+    let parts = HostilePart::ALL.into_iter();
+    for part in parts.filter(|part| config.parts.is_empty() || config.parts.contains(part)) {
+        let AttackResult { figures, rows, notes } = part.run(config)?;
         figures.into_iter().for_each(|(name, value)| result.figure(name, value));
         result.rows.extend(rows);
         notes.into_iter().for_each(|note| result.note(note));
