@@ -2,13 +2,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use super::limits::READ_BUFFER_BYTES;
+
 /// Bytes of a file that are read at a time: at first, and at most.
 const MIN_PIECE_BYTES: usize = 4 << 10;
 const MAX_PIECE_BYTES: usize = 64 << 10;
 
 /// Bytes of an echoed body that wait inside hyper at most: its write queue, the channel to the
 /// response, and its read buffer.
-const ECHO_BYTES: usize = 4 * super::limits::READ_BUFFER_BYTES;
+const ECHO_BYTES: usize = 4 * READ_BUFFER_BYTES;
 
 /// State of a connection's current request. All of one connection runs on one thread at a time.
 #[derive(Debug)]
@@ -62,10 +64,10 @@ impl Exchange {
         self.reads_body.store(false, Ordering::Relaxed);
     }
 
-    /// Number of bytes of a file to read next.
+    /// Number of bytes of a file to read next. Hyper takes it while it holds less than a buffer.
     pub(super) fn next_piece(&self) -> usize {
         let bytes = self.piece_bytes.load(Ordering::Relaxed);
-        self.waiting_bytes.store(bytes, Ordering::Relaxed);
+        self.waiting_bytes.store(READ_BUFFER_BYTES + bytes, Ordering::Relaxed);
         bytes
     }
 

@@ -7,6 +7,7 @@ use tokio::io::{
 use tokio::time::timeout;
 
 use super::*;
+use crate::http::limits::MIN_SEND_BUFFER_BYTES;
 
 /// Bytes that a [`TestStream`] takes in each direction before the other side reads.
 const PIPE_BYTES: usize = 64 << 10;
@@ -86,7 +87,12 @@ impl Server {
     }
 
     fn connect_from(&self, peer: &str) -> Client {
-        let (io, server_io) = duplex(PIPE_BYTES);
+        self.connect_through(peer, PIPE_BYTES)
+    }
+
+    /// Connects by a pipe of this size.
+    fn connect_through(&self, peer: &str, pipe_bytes: usize) -> Client {
+        let (io, server_io) = duplex(pipe_bytes);
         let (queued_bytes, is_reset) = (Arc::default(), Arc::default());
         let client = Client { io, queued_bytes, is_reset };
         let stream = TestStream {
@@ -334,6 +340,17 @@ async fn a_client_that_does_not_read_holds_little() {
     tokio::time::sleep(Duration::from_millis(10)).await;
     assert_eq!(server.count(|counters| &counters.memory_bytes), 0);
     assert_eq!(server.count(|counters| &counters.connections_open), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_that_waits_in_hyper_counts() {
+    let server = Server::new(HttpLimits::default());
+    // With the smallest send buffer, pieces of a file are small: hyper takes several.
+    let mut client = server.connect_through("192.0.2.1", MIN_SEND_BUFFER_BYTES as usize);
+    client.send("GET /large HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let held = server.count(|counters| &counters.memory_bytes);
+    assert!(held >= (CONNECTION_BYTES + READ_BUFFER_BYTES) as u64, "{held}");
 }
 
 #[tokio::test(start_paused = true)]
