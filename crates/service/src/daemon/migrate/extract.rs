@@ -12,6 +12,7 @@ use super::sets::MigrationSet;
 use crate::daemon::application::Application;
 use crate::daemon::core::NetworkCore;
 use crate::daemon::core::message::{CoreMessage, MigrationBatch};
+use crate::daemon::core::server::SocketServer;
 use crate::daemon::ids::{AppNumber, SocketKey, StackSocketId};
 use crate::daemon::socket::AppSocket;
 
@@ -103,11 +104,8 @@ impl NetworkCore {
     /// Removes the closed connections on `ports`, except those with the claim of a socket that
     /// stays.
     fn take_closing(&mut self, ports: &[LocalPort]) -> Vec<(TcpId, Arc<PortClaim>)> {
-        let all = self.server.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
-        let staying: HashSet<_> = all.map(Arc::as_ptr).collect();
-        self.server.claims.take_closing(|claim| {
-            ports.contains(&claim.local_port()) && !staying.contains(&Arc::as_ptr(claim))
-        })
+        let SocketServer { claims, sockets, .. } = &mut self.server;
+        claims.take_closing(ports, |claim| !sockets.has_claim(claim))
     }
 
     /// Removes applications from this core, as far as they have not ended.
@@ -130,7 +128,7 @@ fn count_claims(
     sockets: &[(SocketKey, Box<AppSocket>)],
     closing: &[(TcpId, Arc<PortClaim>)],
 ) -> Vec<(LocalPort, u32)> {
-    let claims = sockets.iter().filter_map(|(_, socket)| socket.claim.as_ref());
+    let claims = sockets.iter().filter_map(|(_, socket)| socket.claim());
     let claims = claims.chain(closing.iter().map(|(_, claim)| claim));
     let claims: HashSet<_> = claims.map(|claim| (Arc::as_ptr(claim), claim.local_port())).collect();
     let mut counts: HashMap<_, _> = ports.into_iter().map(|port| (port, 0)).collect();

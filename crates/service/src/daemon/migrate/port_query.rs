@@ -31,8 +31,7 @@ impl NetworkCore {
         self.reap_except(None);
         self.handle_events();
         self.server.release_closed();
-        let claims = self.server.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
-        let is_used = claims.map(|claim| claim.local_port()).any(|used| used == port);
+        let is_used = self.server.sockets.has_port(port);
         let is_open = |flow_steering: &FlowSteering| {
             flow_steering.can_claim(query.asking_core, port, query.sharing)
         };

@@ -60,9 +60,7 @@ impl TransferTable {
             }
             None => return Err(ErrorKind::InvalidInput.into()),
         }
-        if let Some(socket) = sockets.get_mut(key) {
-            socket.add_holder(IN_TRANSIT);
-        }
+        sockets.add_holder(key, IN_TRANSIT);
         Ok(())
     }
 
@@ -107,17 +105,20 @@ impl TransferTable {
         if transfer.uid != app.identity.uid {
             return Err(ErrorKind::PermissionDenied.into());
         }
-        let socket = sockets.get_mut(key).ok_or(ErrorKind::NotConnected)?;
+        if sockets.get(key).is_none() {
+            return Err(ErrorKind::NotConnected.into());
+        }
         let own = app.sockets().find(|&(_, other)| other == key);
         let handle = match own {
             Some((handle, _)) => handle,
             None => {
                 let handle = app.slots.reserve()?;
                 app.insert_socket(handle, key)?;
-                socket.add_holder(Holder { app: number, slot: handle.slot });
+                sockets.add_holder(key, Holder { app: number, slot: handle.slot });
                 handle
             }
         };
+        let socket = sockets.get(key).ok_or(ErrorKind::NotConnected)?;
         let socket_type = match &socket.kind {
             SocketKind::Udp(_) => TransferredType::Udp,
             SocketKind::Listener(_) => TransferredType::Listener,
@@ -183,8 +184,7 @@ impl TransferTable {
         if !transfer.is_shared {
             self.0.remove(&fd_cookie);
         }
-        let socket = sockets.get_mut(key)?;
-        socket.remove_holder(NO_APP);
-        socket.holders.is_empty().then_some(key)
+        sockets.remove_holder(key, NO_APP);
+        sockets.get(key)?.holders().is_empty().then_some(key)
     }
 }

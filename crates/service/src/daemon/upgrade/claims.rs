@@ -98,9 +98,7 @@ impl SocketServer {
         };
         let claims = restored.claims.into_iter().map(resume).collect::<io::Result<Vec<_>>>()?;
         for (key, number) in restored.sockets {
-            if let Some(socket) = self.sockets.get_mut(key) {
-                socket.claim = claims.get(number as usize).cloned();
-            }
+            self.sockets.set_claim(key, claims.get(number as usize).cloned());
         }
         for (id, number) in restored.closing {
             let (stack, _, _) = self.engine.parts();
@@ -133,12 +131,10 @@ impl SocketServer {
         for key in self.sockets.keys() {
             let stack = self.engine.stack();
             let Some(socket) = self.sockets.get(key) else { continue };
-            let (id, app) = (socket.id(), socket.origin.app);
+            let (id, app) = (socket.id(), socket.origin().app);
             let Some((protocol, local)) = id.local(stack) else { continue };
             let claim = settle(self, app, protocol, local, id.sharing(stack))?;
-            if let Some(socket) = self.sockets.get_mut(key) {
-                socket.claim = claim;
-            }
+            self.sockets.set_claim(key, claim);
         }
         let lingering: Vec<_> = self.engine.stack().tcp_lingering().collect();
         for (id, local, options) in lingering {

@@ -13,7 +13,7 @@ use super::snapshot::{ClaimSnapshot, DaemonSnapshot};
 use crate::daemon::application::Application;
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::core::{CoreSlot, NetworkCore};
-use crate::daemon::ids::{AppNumber, Holder, SocketKey};
+use crate::daemon::ids::{AppNumber, Holder, NO_APP, SocketKey};
 use crate::daemon::log::Log;
 use crate::daemon::quota::AppSettings;
 use crate::daemon::snapshot_error::InvalidSnapshot;
@@ -51,7 +51,7 @@ impl RestoredCore {
             let Some(socket) = server.sockets.get(transfer.key) else { return false };
             let may_be_shared =
                 !transfer.is_shared || matches!(socket.kind, SocketKind::Listener(_));
-            socket.holders.contains(&IN_TRANSIT) == transfer.is_in_transit() && may_be_shared
+            socket.holders().contains(&IN_TRANSIT) == transfer.is_in_transit() && may_be_shared
         };
         let now_ns = server.engine.read_clock();
         server.transfers = TransferTable::restore(self.transfers, now_ns, fits)?;
@@ -135,8 +135,13 @@ pub(in crate::daemon) fn restore(
     let sockets: Vec<_> = sockets
         .into_iter()
         .map(|saved| {
-            let Some(saved) = saved else { return Ok(None) };
+            let Some(mut saved) = saved else { return Ok(None) };
             let memory = memory(saved.memory)?;
+            // The origin may have ended; its number is free then.
+            let is_live = |app: AppNumber| matches!(apps.get(app as usize), Some(Some(_)));
+            if !is_live(saved.origin.app) {
+                saved.origin.app = NO_APP;
+            }
             AppSocket::restore(saved, memory).map(Some)
         })
         .collect::<io::Result<_>>()?;
@@ -185,13 +190,13 @@ fn check_holders(
             expected += 1;
             let holder = Holder { app: number as AppNumber, slot: handle.slot };
             let socket = sockets.get(key as usize).and_then(Option::as_ref);
-            let holds = |socket: &AppSocket| socket.holders.contains(&holder);
+            let holds = |socket: &AppSocket| socket.holders().contains(&holder);
             if !socket.is_some_and(holds) {
                 return Err(InvalidSnapshot("an application has a socket that it does not hold"));
             }
         }
     }
-    let held: usize = sockets.iter().flatten().map(|socket| socket.holders.len()).sum();
+    let held: usize = sockets.iter().flatten().map(|socket| socket.holders().len()).sum();
     if held != expected || sockets.len() > SocketKey::MAX as usize {
         return Err(InvalidSnapshot("a socket has a holder that does not list it"));
     }

@@ -44,7 +44,7 @@ pub(in crate::daemon) fn save(
             let socket = socket?;
             // The memory of an exited application stays as long as a socket in it.
             let memory = memory_index(&mut fds.memories, socket.slot.memory());
-            let claim = socket.claim.as_ref().filter(|_| is_shared);
+            let claim = socket.claim().filter(|_| is_shared);
             Some(socket.save(memory, claim.map(|claim| claims.index_of(claim)), engine))
         })
         .collect();

@@ -1,0 +1,124 @@
+//! Migrations of a network core that a test runs step by step.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use tidegate_device::mem::{MemConfig, wire};
+use tidegate_device::sharded::PortSharing;
+use tidegate_device::steering::TransportProtocol;
+use tidegate_engine::{NetConfig, ShardedStacks, open_sharded};
+use tidegate_memory::shared::Region;
+use tidegate_stack::{Limits, UdpOptions};
+
+use crate::daemon::application::Application;
+use crate::daemon::core::cores::Cores;
+use crate::daemon::core::inbox::{Inbox, InboxSender};
+use crate::daemon::core::load::FULL_PERMILLE;
+use crate::daemon::core::message::{CoreMessage, MigrationBatch};
+use crate::daemon::core::server::SocketServer;
+use crate::daemon::core::{CoreSlot, NetworkCore};
+use crate::daemon::ids::{AppNumber, Holder, Identity, StackSocketId};
+use crate::daemon::quota::AppSettings;
+use crate::daemon::socket::AppSocket;
+use crate::daemon::workers::{AppFd, UserWorkers};
+use crate::ipc::layout::{Geometry, SharedMemory};
+
+const GEOMETRY: Geometry = Geometry { sockets: 1024, tcp_bytes: 4096, udp_bytes: 4096 };
+
+/// Own addresses, one of each family.
+const ADDRESSES: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+
+/// Primary core with applications, and the inbox of the other core.
+struct CoreTestbed {
+    core: NetworkCore,
+    other: Inbox,
+    workers: UserWorkers,
+}
+
+impl CoreTestbed {
+    fn new() -> Self {
+        let (device, _) = wire(&MemConfig::default()).unwrap();
+        let mut limits = Limits::default();
+        limits.sockets = 1 << 20;
+        let net = NetConfig::new(device).limits(limits);
+        let addresses = ["192.0.2.1/24", "2001:db8::1/64"];
+        let net = addresses.iter().fold(net, |net, address| net.address(address.parse().unwrap()));
+        let ShardedStacks { stacks, flow_steering } = open_sharded(net, 2).unwrap();
+        let (workers, _) = UserWorkers::new();
+        let (sender, inbox) = InboxSender::new().unwrap();
+        let (to_other, other) = InboxSender::new().unwrap();
+        let cores = Cores::new(vec![sender, to_other], &(1..=2), flow_steering, workers.clone());
+        let slot = CoreSlot { index: 0, inbox, cores: Arc::new(cores.unwrap()) };
+        let (engine, claims) = stacks.into_iter().next().unwrap();
+        let core =
+            NetworkCore::new(slot, SocketServer::new(engine, claims), Arc::new(|_: &str| {}));
+        Self { core: core.unwrap(), other, workers }
+    }
+
+    fn attach(&mut self) -> AppNumber {
+        let settings = AppSettings::default();
+        let region = |words| Region::reserve(words).unwrap();
+        let (control, data) = (region(GEOMETRY.control_words()), region(GEOMETRY.data_words()));
+        let memory = SharedMemory::new(GEOMETRY, control, data).unwrap();
+        // An application whose other end is closed has exited, which only a round finds out.
+        let connection = AppFd::new(UnixStream::pair().unwrap().0.into(), 7, &self.workers);
+        let identity = Identity { pid: 1, uid: 7, name: "test".to_owned() };
+        let count = settings.attachments.add(7);
+        let app = Application::new(identity, memory, connection, None, count, &settings).unwrap();
+        self.core.cores.load(0).add_applications(1);
+        self.core.insert_application(Box::new(app))
+    }
+
+    /// Binds a UDP socket of an application, with a claim of its own.
+    fn bind(&mut self, number: AppNumber, address: &str, port: u16) {
+        let local = (address.parse::<std::net::IpAddr>().unwrap(), port).into();
+        let SocketServer { engine, sockets, socket_index, claims, .. } = &mut self.core.server;
+        let id = engine.parts().0.udp_bind(local, UdpOptions::default()).unwrap();
+        let claim =
+            claims.claim_among_cores(TransportProtocol::Udp, local, PortSharing::Exclusive, None);
+        let app = self.core.apps[number as usize].as_mut().unwrap();
+        let handle = app.slots.reserve().unwrap();
+        let socket = AppSocket::udp(&app.memory, handle, id).unwrap().with_claim(claim.unwrap());
+        let key = sockets.insert(socket.owned_by(Holder { app: number, slot: handle.slot }));
+        app.insert_socket(handle, key).unwrap();
+        socket_index.insert(StackSocketId::Udp(id), key);
+    }
+
+    /// Batches that the other core has been sent.
+    fn batches(&self) -> Vec<Box<MigrationBatch>> {
+        let batch = |message| match message {
+            CoreMessage::InsertBatch(batch) => batch,
+            _ => panic!("only batches are expected"),
+        };
+        self.other.messages.try_iter().map(batch).collect()
+    }
+}
+
+#[test]
+fn work_of_a_shed_grows_with_the_sockets_that_leave_only() {
+    const APPS: usize = 100;
+    /// Sockets of each application: half of them of each family.
+    const SOCKETS: usize = 1000;
+    let mut testbed = CoreTestbed::new();
+    let apps: Vec<_> = (0..APPS).map(|_| testbed.attach()).collect();
+    for (port, at) in (1..).zip(0..APPS * SOCKETS / 2) {
+        for address in ADDRESSES {
+            testbed.bind(apps[at % APPS], address, port);
+        }
+    }
+    let core = &mut testbed.core;
+    assert_eq!(core.server.sockets.len(), APPS * SOCKETS);
+    core.server.sockets.take_steps();
+    assert_eq!(core.count_migration_sets(), APPS);
+    let steps = core.server.sockets.take_steps();
+    assert!(steps <= 10 * APPS, "{steps} steps to count the groups");
+    core.move_load(1, 0).unwrap();
+    let steps = core.server.sockets.take_steps();
+    assert!(steps <= 10 * APPS + 3 * SOCKETS, "{steps} steps to move one application");
+    core.move_load(1, FULL_PERMILLE).unwrap();
+    let batches = testbed.batches();
+    let sizes: Vec<_> =
+        batches.iter().map(|batch| (batch.apps.len(), batch.sockets.len())).collect();
+    assert_eq!(sizes, [(1, SOCKETS), (APPS - 1, (APPS - 1) * SOCKETS)], "one batch for a shed");
+    assert_eq!(testbed.core.server.sockets.len(), 0);
+}
