@@ -10,6 +10,7 @@ mod claimed_port;
 mod destination;
 mod flow;
 mod flow_steering;
+mod flow_table;
 mod indirection_table;
 mod primary;
 mod secondary;
