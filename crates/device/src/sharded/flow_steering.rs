@@ -86,7 +86,8 @@ impl FlowSteering {
         self.table.can_claim(port, core, sharing)
     }
 
-    /// Returns true when a core other than `core` has claimed the port.
+    /// Returns true when a core other than `core` has claimed the port, or will have: the claims are
+    /// migrating.
     pub fn is_claimed_elsewhere(&self, core: usize, port: LocalPort) -> bool {
         self.table.is_claimed_elsewhere(port, core)
     }

@@ -246,10 +246,12 @@ impl SteeringTable {
         self.lock(port).get(&port).is_none_or(|port| port.can_claim(core, sharing))
     }
 
-    /// Returns true when a core other than `core` has claimed the port.
+    /// Returns true when a core other than `core` has claimed the port, or will have: the claims are
+    /// migrating.
     pub(super) fn is_claimed_elsewhere(&self, port: LocalPort, core: usize) -> bool {
         let entry = self.entry(port).load(Ordering::Relaxed);
-        entry & CLAIMED != 0 && (entry & SHARED != 0 || usize::from(entry & CORE) != core)
+        entry & CLAIMED != 0
+            && (entry & (SHARED | PARKED) != 0 || usize::from(entry & CORE) != core)
     }
 
     /// Returns true when several cores may claim the port.
@@ -584,5 +586,15 @@ mod tests {
         assert!(matches!(view.flow_target(&flows[1]), SteeringTarget::Core(0 | 1)));
         assert_eq!(view.group_target(DNS), SteeringTarget::Cores(0b11));
         assert!(table.is_claimed_elsewhere(DNS, 0) && table.can_be_shared(DNS));
+    }
+
+    #[test]
+    fn migrating_port_is_not_available_to_any_core() {
+        let table = SteeringTable::new();
+        assert!(table.claim(WEB, 1, EXCLUSIVE) && !table.is_claimed_elsewhere(WEB, 1));
+        table.park(WEB, 1);
+        assert!((0..3).all(|core| table.is_claimed_elsewhere(WEB, core)));
+        table.hand_over(WEB, 1, 2, 1);
+        assert!(table.is_claimed_elsewhere(WEB, 1) && !table.is_claimed_elsewhere(WEB, 2));
     }
 }

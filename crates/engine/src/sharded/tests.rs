@@ -7,7 +7,7 @@ use tidegate_device::mem::{MemConfig, wire};
 use tidegate_device::sharded::PortSharing;
 use tidegate_gate::Settings;
 use tidegate_gate::admission::{self, Admission, Class, Match, SourceId};
-use tidegate_stack::{TcpOptions, UdpId, UdpOptions};
+use tidegate_stack::{TcpError, TcpOptions, UdpId, UdpOptions};
 use tidegate_wire::{DropReason, IpCidr};
 
 use super::*;
@@ -462,6 +462,34 @@ fn cores_choose_different_ephemeral_ports() {
     }
     ports.sort_unstable_by_key(|(port, _)| *port);
     assert!(ports.windows(2).all(|two| two[0].0 != two[1].0));
+}
+
+/// The port of a migrating socket is in use, although its stack no longer has the socket.
+#[test]
+fn connects_from_no_port_that_is_migrating() {
+    for (own, peers) in address_sets() {
+        let (near, far) = wire(&MemConfig::default()).unwrap();
+        let ShardedStacks { stacks, flow_steering } = open_sharded(net(near, own), 2).unwrap();
+        let flow_steering = flow_steering.unwrap();
+        let mut engines: Vec<_> = stacks.into_iter().map(|(engine, _)| engine).collect();
+        let (_client, _) = open(net(far, &peers[0])).unwrap();
+        let peer = SocketAddr::new(peers[0].parse::<IpCidr>().unwrap().address(), 80);
+        let migrating = 50_000;
+        for port in 32_768..=u16::MAX {
+            let core = usize::from(port != migrating);
+            let port = (TransportProtocol::Tcp, port);
+            flow_steering.claim(core, port, PortSharing::Exclusive).unwrap();
+        }
+        let mut connect = |core: usize| {
+            let (stack, arena, now_ns) = engines[core].parts();
+            let id = stack.tcp_connect(now_ns, arena, None, peer, TcpOptions::default())?;
+            Ok(stack.tcp_local_addr(id).unwrap().port())
+        };
+        flow_steering.park(0, &[(TransportProtocol::Tcp, migrating)]).unwrap();
+        assert_eq!(connect(0), Err(TcpError::NoPortFree(peer)));
+        flow_steering.hand_over(0, 0, [((TransportProtocol::Tcp, migrating), 0)]);
+        assert_eq!(connect(0), Ok(migrating), "the port came back");
+    }
 }
 
 #[test]
