@@ -135,6 +135,16 @@ impl FlowSteering {
         self.active_cores.fetch_or(1 << core, Ordering::Relaxed);
     }
 
+    /// Marks a core without sockets as inactive. The primary core stays active.
+    pub fn set_inactive(&self, core: usize) {
+        self.active_cores.fetch_and(!(1 << core) | 1, Ordering::Relaxed);
+    }
+
+    /// Active cores, one bit each.
+    pub fn active_cores(&self) -> u64 {
+        self.active_cores.load(Ordering::Relaxed)
+    }
+
     /// Parks these ports, or the core's share of them: their frames wait from now on. All earlier
     /// frames are there when the core receives next.
     ///
@@ -193,7 +203,7 @@ impl FlowSteering {
     }
 
     pub(super) fn view(&self) -> SteeringView<'_> {
-        self.table.view(self.active_cores.load(Ordering::Relaxed))
+        self.table.view(self.active_cores())
     }
 
     pub(super) fn handovers(&self) -> u64 {

@@ -214,6 +214,8 @@ fn active_cores_get_neighbour_advertisements() {
     testbed.send(&advertisement);
     let got = testbed.receive();
     assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [1, 0, 1]);
+    (0..3).for_each(|core| testbed.primary.flow_steering().set_inactive(core));
+    assert_eq!(testbed.receiving_core(&advertisement), 0, "no core but the primary has sockets");
     let mut arp = vec![0xff; 12];
     arp.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 2]);
     arp.extend([1; 20]);

@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_engine::{IdleStep, SleepPlan, pause};
 
 use super::NetworkCore;
+use super::server::SocketServer;
 
 /// Time to wait for a device whose transmit ring is full.
 const DEVICE_RETRY_INTERVAL: Duration = Duration::from_micros(100);
@@ -22,6 +23,7 @@ impl NetworkCore {
                 self.contention = pause();
             }
             IdleStep::Sleep => {
+                self.update_activity();
                 self.inbox.bell.arm();
                 self.request_wake_ups();
                 // The sender may have found the bell unarmed.
@@ -34,6 +36,17 @@ impl NetworkCore {
             }
         }
         Ok(())
+    }
+
+    /// Marks this core as inactive once it serves nothing: other cores' frames no longer wake it.
+    pub(super) fn update_activity(&mut self) {
+        let Some(flow_steering) = self.cores.flow_steering() else { return };
+        let SocketServer { engine, sockets, .. } = &self.server;
+        // Applications on their way count, too.
+        let applications = self.cores.load(self.index).last_report().applications;
+        if applications == 0 && sockets.len() == 0 && engine.stack().tcp_connections() == 0 {
+            flow_steering.set_inactive(self.index);
+        }
     }
 
     fn sleep(&mut self) -> io::Result<()> {

@@ -238,6 +238,9 @@ impl NetworkCore {
             self.apps.push(None);
         }
         self.apps[index] = Some(app);
+        if let Some(flow_steering) = self.cores.flow_steering() {
+            flow_steering.set_active(self.index);
+        }
         self.watch(index as AppNumber);
         index as AppNumber
     }

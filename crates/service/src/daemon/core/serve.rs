@@ -157,6 +157,7 @@ impl NetworkCore {
         }
         self.free_ended_sockets();
         self.reap_except(None);
+        self.update_activity();
     }
 
     pub(super) fn reap_if_exited(&mut self, number: AppNumber) {
