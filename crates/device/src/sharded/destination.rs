@@ -156,6 +156,9 @@ fn classify_v4(packet: &[u8]) -> Option<Destination<'_>> {
         protocol: Some(header.protocol),
         identification: header.identification.into(),
     };
+    if !matches!(header.protocol, IpProtocol::TCP | IpProtocol::UDP) {
+        return None;
+    }
     Some(match header.fragment_offset_bytes {
         0 => Destination::FirstFragment(key, headers()?),
         _ => Destination::Fragment(key),
