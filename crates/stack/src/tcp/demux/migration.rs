@@ -2,7 +2,7 @@
 //! move unchanged, with the memory of their data. Both tables use one clock, so all times and
 //! sequence numbers stay valid.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use super::table::TcpTable;
@@ -201,12 +201,13 @@ impl TcpTable {
             self.events.extend(notifies.then_some(Event::TcpAcceptable(new)));
             listeners.push((old, new));
         }
+        let new_listeners: HashMap<_, _> = listeners.iter().copied().collect();
         for &(_, TcpId { index, .. }) in &connections {
             let Some(connection) = self.connections.at_mut(index) else { continue };
             connection.listener = connection.listener.map(|old| {
-                let new = listeners.iter().find(|&&(known, _)| known == old);
-                // That listener was closed: the index must match no listener of this table.
-                new.map_or(TcpListenerId { index: NO_INDEX, ..old }, |&(_, new)| new)
+                // Without a new one it was closed: the index must match no listener of this table.
+                let closed = TcpListenerId { index: NO_INDEX, ..old };
+                new_listeners.get(&old).copied().unwrap_or(closed)
             });
             if connection.holds_tuple() {
                 self.by_tuple.insert(&mut self.connections, index);
