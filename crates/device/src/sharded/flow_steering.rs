@@ -92,6 +92,11 @@ impl FlowSteering {
         self.table.is_claimed_elsewhere(port, core)
     }
 
+    /// Cores that have claimed the port, one bit each; `None` while claims are migrating.
+    pub fn holders(&self, port: LocalPort) -> Option<u64> {
+        self.table.holders(port)
+    }
+
     /// Returns true when this core or no core has claimed the port, and the port is not migrating.
     pub fn is_held_by(&self, core: usize, port: LocalPort) -> bool {
         self.table.is_held_by(port, core)

@@ -259,6 +259,19 @@ impl SteeringTable {
         self.entry(port).load(Ordering::SeqCst) & (CLAIMED | EXCLUSIVE) == CLAIMED
     }
 
+    /// Cores that have claimed the port, one bit each; `None` while claims are migrating.
+    pub(super) fn holders(&self, port: LocalPort) -> Option<u64> {
+        match self.entry(port).load(Ordering::SeqCst) {
+            entry if entry & CLAIMED == 0 => Some(0),
+            entry if entry & SHARED != 0 => {
+                let shared = self.shared_slot(port)?.load();
+                shared.as_deref().filter(|port| port.migrating == 0).map(|port| port.cores)
+            }
+            entry if entry & PARKED != 0 => None,
+            entry => Some(1 << (entry & CORE)),
+        }
+    }
+
     /// Returns true when the core or no core has claimed the port, and no part of the port is
     /// migrating.
     pub(super) fn is_held_by(&self, port: LocalPort, core: usize) -> bool {
@@ -585,6 +598,7 @@ mod tests {
         assert_eq!(view.flow_target(&flows[0]), SteeringTarget::Core(1));
         assert!(matches!(view.flow_target(&flows[1]), SteeringTarget::Core(0 | 1)));
         assert_eq!(view.group_target(DNS), SteeringTarget::Cores(0b11));
+        assert_eq!(table.holders(DNS), Some(0b11));
         assert!(table.is_claimed_elsewhere(DNS, 0) && table.can_be_shared(DNS));
     }
 
@@ -594,7 +608,9 @@ mod tests {
         assert!(table.claim(WEB, 1, EXCLUSIVE) && !table.is_claimed_elsewhere(WEB, 1));
         table.park(WEB, 1);
         assert!((0..3).all(|core| table.is_claimed_elsewhere(WEB, core)));
+        assert_eq!((table.holders(WEB), table.holders(DNS)), (None, Some(0)));
         table.hand_over(WEB, 1, 2, 1);
+        assert_eq!(table.holders(WEB), Some(0b100));
         assert!(table.is_claimed_elsewhere(WEB, 1) && !table.is_claimed_elsewhere(WEB, 2));
     }
 }

@@ -72,6 +72,8 @@ pub(in crate::daemon) struct PortQuery {
     pub(in crate::daemon) is_resolved: bool,
     /// Times that all cores may still be queried.
     pub(in crate::daemon) laps_left: u32,
+    /// Time that the other cores have spent so far, for the application's account.
+    pub(in crate::daemon) spent_ns: u64,
 }
 
 /// Applications in migration between two cores, with all they hold.

@@ -14,7 +14,7 @@ use crate::daemon::application::Application;
 use crate::daemon::core::cores::Cores;
 use crate::daemon::core::inbox::{Inbox, InboxSender};
 use crate::daemon::core::load::FULL_PERMILLE;
-use crate::daemon::core::message::{CoreMessage, MigrationBatch};
+use crate::daemon::core::message::{CoreMessage, MigrationBatch, PortQuery};
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::core::{CoreSlot, NetworkCore};
 use crate::daemon::ids::{AppNumber, Holder, Identity, StackSocketId};
@@ -23,15 +23,17 @@ use crate::daemon::socket::AppSocket;
 use crate::daemon::workers::{AppFd, UserWorkers};
 use crate::ipc::layout::{Geometry, SharedMemory};
 
+const CORES: usize = 3;
+
 const GEOMETRY: Geometry = Geometry { sockets: 1024, tcp_bytes: 4096, udp_bytes: 4096 };
 
 /// Own addresses, one of each family.
 const ADDRESSES: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 
-/// Primary core with applications, and the inbox of the other core.
+/// Primary core with applications, and the inboxes of the other cores.
 struct CoreTestbed {
     core: NetworkCore,
-    other: Inbox,
+    others: Vec<Inbox>,
     workers: UserWorkers,
 }
 
@@ -43,16 +45,17 @@ impl CoreTestbed {
         let net = NetConfig::new(device).limits(limits);
         let addresses = ["192.0.2.1/24", "2001:db8::1/64"];
         let net = addresses.iter().fold(net, |net, address| net.address(address.parse().unwrap()));
-        let ShardedStacks { stacks, flow_steering } = open_sharded(net, 2).unwrap();
+        let ShardedStacks { stacks, flow_steering } = open_sharded(net, CORES).unwrap();
         let (workers, _) = UserWorkers::new();
-        let (sender, inbox) = InboxSender::new().unwrap();
-        let (to_other, other) = InboxSender::new().unwrap();
-        let cores = Cores::new(vec![sender, to_other], &(1..=2), flow_steering, workers.clone());
+        let inboxes = (0..CORES).map(|_| InboxSender::new().unwrap());
+        let (senders, mut others): (Vec<_>, Vec<_>) = inboxes.unzip();
+        let inbox = others.remove(0);
+        let cores = Cores::new(senders, &(1..=CORES), flow_steering, workers.clone());
         let slot = CoreSlot { index: 0, inbox, cores: Arc::new(cores.unwrap()) };
         let (engine, claims) = stacks.into_iter().next().unwrap();
         let core =
             NetworkCore::new(slot, SocketServer::new(engine, claims), Arc::new(|_: &str| {}));
-        Self { core: core.unwrap(), other, workers }
+        Self { core: core.unwrap(), others, workers }
     }
 
     fn attach(&mut self) -> AppNumber {
@@ -84,13 +87,13 @@ impl CoreTestbed {
         socket_index.insert(StackSocketId::Udp(id), key);
     }
 
-    /// Batches that the other core has been sent.
+    /// Batches that core 1 has been sent.
     fn batches(&self) -> Vec<Box<MigrationBatch>> {
         let batch = |message| match message {
             CoreMessage::InsertBatch(batch) => batch,
             _ => panic!("only batches are expected"),
         };
-        self.other.messages.try_iter().map(batch).collect()
+        self.others[0].messages.try_iter().map(batch).collect()
     }
 }
 
@@ -121,4 +124,34 @@ fn work_of_a_shed_grows_with_the_sockets_that_leave_only() {
         batches.iter().map(|batch| (batch.apps.len(), batch.sockets.len())).collect();
     assert_eq!(sizes, [(1, SOCKETS), (APPS - 1, (APPS - 1) * SOCKETS)], "one batch for a shed");
     assert_eq!(testbed.core.server.sockets.len(), 0);
+}
+
+#[test]
+fn port_is_queried_at_the_cores_that_have_it_for_the_account_of_the_application() {
+    let mut testbed = CoreTestbed::new();
+    let number = testbed.attach();
+    let core = &mut testbed.core;
+    let cores = Arc::clone(&core.cores);
+    let flow_steering = cores.flow_steering().unwrap();
+    let port = (TransportProtocol::Udp, 53);
+    flow_steering.claim(2, port, PortSharing::Exclusive).unwrap();
+    let app = core.apps[number as usize].as_mut().unwrap();
+    app.cpu_share.set_share(10, 1 << 40);
+    let query = PortQuery {
+        port,
+        sharing: PortSharing::Exclusive,
+        asking_core: 0,
+        token: app.token,
+        is_resolved: false,
+        laps_left: 1,
+        spent_ns: 1 << 39,
+    };
+    core.forward_query(query).unwrap();
+    assert!(testbed.others[0].messages.try_recv().is_err(), "core 1 does not have the port");
+    assert!(matches!(testbed.others[1].messages.try_recv(), Ok(CoreMessage::PortQuery(_))));
+    let core = &mut testbed.core;
+    core.on_port_query(PortQuery { is_resolved: true, ..query }).unwrap();
+    let now_ns = core.server.engine.read_clock();
+    let app = core.apps[number as usize].as_mut().unwrap();
+    assert!(app.cpu_share.paused_until(now_ns).is_some(), "half the period was spent");
 }
