@@ -44,7 +44,9 @@ impl NetworkCore {
         let SocketServer { engine, sockets, .. } = &self.server;
         // Applications on their way count, too.
         let applications = self.cores.load(self.index).last_report().applications;
-        if applications == 0 && sockets.len() == 0 && engine.stack().tcp_connections() == 0 {
+        let stack = engine.stack();
+        let has_traffic = stack.tcp_connections() > 0 || stack.awaits_neighbours();
+        if applications == 0 && sockets.len() == 0 && !has_traffic {
             flow_steering.set_inactive(self.index);
         }
     }
