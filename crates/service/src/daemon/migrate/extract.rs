@@ -11,24 +11,36 @@ use tidegate_stack::{SocketSelection, TcpId};
 use super::sets::MigrationSet;
 use crate::daemon::application::Application;
 use crate::daemon::core::NetworkCore;
-use crate::daemon::core::message::{CoreMessage, MigrationBatch};
+use crate::daemon::core::message::{CoreMessage, MigrationBatch, NotMigrated};
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::ids::{AppNumber, SocketKey, StackSocketId};
 use crate::daemon::socket::AppSocket;
 
 impl NetworkCore {
-    /// Migrates a set of applications to another core.
-    pub(super) fn migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<()> {
+    /// Migrates a set of applications to another core. Returns the reason if the set stays here; the
+    /// log has it, too.
+    pub(super) fn migrate(
+        &mut self,
+        set: MigrationSet,
+        to: usize,
+    ) -> io::Result<Option<NotMigrated>> {
+        let outcome = self.try_migrate(set, to)?;
+        if let Some(why) = outcome {
+            (self.log)(&format!("sockets stay on network core {}: {why}", self.index));
+        }
+        Ok(outcome)
+    }
+
+    fn try_migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<Option<NotMigrated>> {
         let cores = Arc::clone(&self.cores);
-        let Some(flow_steering) = cores.flow_steering() else { return Ok(()) };
+        let Some(flow_steering) = cores.flow_steering() else { return Ok(None) };
         let to = cores.migration_target(to);
         if to == self.index || to >= cores.count() {
-            return Ok(());
+            return Ok(None);
         }
         let MigrationSet { apps, sockets, ports } = set;
         if flow_steering.park(self.index, &ports).is_err() {
-            // `Daemon::stop` reports what is wrong with the primary core.
-            return Ok(());
+            return Ok(Some(NotMigrated::PrimaryCoreHangs));
         }
         if !self.drain_parked()? {
             // The stack has no memory for frames that would find their sockets gone: RST.
@@ -37,7 +49,7 @@ impl NetworkCore {
                 self.index,
                 ports.into_iter().map(|port| (port, 0)),
             );
-            return Ok(());
+            return Ok(Some(NotMigrated::NoFreeFrame));
         }
         let (sockets, mut selection) = self.remove_sockets(sockets);
         let keys: Vec<SocketKey> = sockets.iter().map(|(key, _)| *key).collect();
@@ -65,7 +77,8 @@ impl NetworkCore {
             from_core: self.index,
             is_returned: false,
         };
-        cores.inbox(to).send(CoreMessage::InsertBatch(Box::new(batch)))
+        cores.inbox(to).send(CoreMessage::InsertBatch(Box::new(batch)))?;
+        Ok(None)
     }
 
     /// Processes the frames that were received before their ports were parked. Returns false if

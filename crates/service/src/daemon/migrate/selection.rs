@@ -6,7 +6,7 @@ use std::io;
 use super::sets::MigrationSet;
 use crate::daemon::application::Application;
 use crate::daemon::core::NetworkCore;
-use crate::daemon::core::message::CoreMessage;
+use crate::daemon::core::message::{CoreMessage, NotMigrated};
 use crate::daemon::ids::AppNumber;
 
 impl NetworkCore {
@@ -34,7 +34,7 @@ impl NetworkCore {
         }
         match leaving.is_empty() {
             true => Ok(()),
-            false => self.migrate(self.migration_set(leaving), to),
+            false => self.migrate(self.migration_set(leaving), to).map(|_| ()),
         }
     }
 
@@ -44,14 +44,16 @@ impl NetworkCore {
             app.as_deref().is_some_and(|app: &Application| app.identity.pid == pid)
         };
         match self.apps.iter().position(is_it) {
-            Some(app) => self.migrate(self.migration_set_with(app as AppNumber), to),
+            Some(app) => self.migrate(self.migration_set_with(app as AppNumber), to).map(|_| ()),
             None => Ok(()),
         }
     }
 
     /// Migrates everything to another core. Returns the number of applications and sockets still
-    /// here: the other core may have no space for them, and send them back.
-    pub(super) fn migrate_all(&mut self, to: usize) -> io::Result<usize> {
+    /// here: the other core may have no space for them, and send them back. Also returns the reason
+    /// if they were not sent.
+    pub(super) fn migrate_all(&mut self, to: usize) -> io::Result<(usize, Option<NotMigrated>)> {
+        let mut why = None;
         let live = self.apps.iter().enumerate().filter(|(_, app)| app.is_some());
         let apps: Vec<_> = live.map(|(number, _)| number as AppNumber).collect();
         let sockets = self.server.sockets.keys();
@@ -59,14 +61,15 @@ impl NetworkCore {
         let ports: HashSet<_> = ports.collect();
         let ports: Vec<_> = ports.into_iter().collect();
         if !(apps.is_empty() && ports.is_empty()) {
-            self.migrate(MigrationSet { apps, sockets, ports }, to)?;
+            why = self.migrate(MigrationSet { apps, sockets, ports }, to)?;
         }
-        Ok(self.apps.iter().flatten().count() + self.server.sockets.len())
+        let unmoved = self.apps.iter().flatten().count() + self.server.sockets.len();
+        Ok((unmoved, why))
     }
 
     /// Moves everything to the primary core.
     pub(in crate::daemon) fn move_all_to_primary(&mut self) -> io::Result<()> {
-        let unmoved = self.migrate_all(0)?;
-        self.cores.inbox(0).send(CoreMessage::Gathered { unmoved })
+        let (unmoved, why) = self.migrate_all(0)?;
+        self.cores.inbox(0).send(CoreMessage::Gathered { unmoved, why })
     }
 }

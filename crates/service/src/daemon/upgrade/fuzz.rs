@@ -33,7 +33,8 @@ pub enum Outcome {
 /// applications as a core would.
 pub fn check(bytes: &[u8]) -> Outcome {
     let Ok(state) = DaemonSnapshot::decode(bytes) else { return Outcome::Unreadable };
-    let apps = state.applications.iter().flatten().count();
+    let apps = state.applications.iter().flatten();
+    let apps: usize = apps.map(|app| 1 + app.kernel_sockets.len()).sum();
     let held = state.claims.iter().filter(|claim| claim.has_kernel_socket).count();
     let others = apps + held + usize::from(state.device.is_some());
     let Ok(descriptors) = descriptors(&state.memories, others) else { return Outcome::Refused };

@@ -1,5 +1,6 @@
 //! Restoration of a network core from the snapshot of another daemon.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use tidegate_stack::{StackSnapshot, TcpId};
 use super::claims::RestoredClaims;
 use super::snapshot::{ClaimSnapshot, DaemonSnapshot};
 use crate::daemon::application::Application;
+use crate::daemon::application::kernel_sockets::{KernelSocketSnapshot, KernelSockets};
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::core::{CoreSlot, NetworkCore};
 use crate::daemon::ids::{AppNumber, Holder, NO_APP, SocketKey};
@@ -70,6 +72,7 @@ impl RestoredCore {
         core.cores.load(core.index).add_applications(self.apps.iter().flatten().count());
         core.apps = self.apps;
         (0..core.apps.len()).for_each(|number| core.watch(number as AppNumber));
+        core.apps.iter().flatten().for_each(|app| app.count_releases(core.cores.wake()));
         core.poll_queue = keys;
         Ok(core)
     }
@@ -99,28 +102,31 @@ pub(in crate::daemon) fn restore(
     } = state;
     let held = claims.iter().filter(|claim| claim.has_kernel_socket).count();
     let count = memories.len() * FDS_PER_MEMORY
-        + applications.iter().flatten().count()
+        + applications.iter().flatten().map(|app| 1 + app.kernel_sockets.len()).sum::<usize>()
         + held
         + usize::from(device.is_some());
     if descriptors.len() != count {
         return Err(InvalidSnapshot("the number of descriptors is wrong").into());
     }
     let mut descriptors = descriptors.into_iter();
+    let owners = applications.iter().flatten().map(|app| (app.memory, app.identity.uid));
+    let owners: HashMap<u32, u32> = owners.collect();
     let memories: Vec<SharedMemory> = (0..)
         .zip(memories)
         .map(|(index, geometry)| {
-            let mut owners = applications.iter().flatten().filter(|app| app.memory == index);
-            let uid = owners.next().map_or(NOBODY, |app| app.identity.uid);
+            let uid = owners.get(&index).copied().unwrap_or(NOBODY);
             map_memory(geometry, &mut descriptors, &workers.region_releaser(uid))
         })
         .collect::<io::Result<_>>()?;
     let memory = |number: u32| {
         memories.get(number as usize).ok_or(InvalidSnapshot("a shared memory does not exist"))
     };
-    let apps: Vec<_> = applications
+    let mut kernel_sockets = Vec::new();
+    let mut apps: Vec<_> = applications
         .into_iter()
         .map(|saved| {
-            let Some(saved) = saved else { return Ok(None) };
+            let Some(mut saved) = saved else { return Ok(None) };
+            kernel_sockets.push(std::mem::take(&mut saved.kernel_sockets));
             let connection =
                 descriptors.next().ok_or(InvalidSnapshot("a connection is missing"))?;
             let memory = memory(saved.memory)?.clone();
@@ -129,6 +135,9 @@ pub(in crate::daemon) fn restore(
             Ok(Some(Box::new(app)))
         })
         .collect::<io::Result<_>>()?;
+    for (app, saved) in apps.iter_mut().flatten().zip(kernel_sockets) {
+        restore_kernel_sockets(app, saved, &mut descriptors, workers)?;
+    }
     let with_claims = (0..).zip(&sockets);
     let with_claims = with_claims.filter_map(|(key, saved)| Some((key, saved.as_ref()?.claim?)));
     let with_claims: Vec<_> = with_claims.collect();
@@ -159,6 +168,23 @@ pub(in crate::daemon) fn restore(
         device.and_then(|kind| Some(InheritedDevice::new(kind.into(), descriptors.next()?)));
     let restored = RestoredCore { apps, sockets: SocketTable::restore(sockets), transfers, claims };
     Ok((stack, restored, inherited))
+}
+
+/// Gives an application the kernel sockets that it had registered.
+fn restore_kernel_sockets(
+    app: &mut Application,
+    saved: Vec<KernelSocketSnapshot>,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+    workers: &UserWorkers,
+) -> Result<(), InvalidSnapshot> {
+    let uid = app.identity.uid;
+    let fds = descriptors.take(saved.len()).map(|fd| AppFd::new(fd, uid, workers));
+    let fds: Vec<_> = fds.collect();
+    if fds.len() < saved.len() {
+        return Err(InvalidSnapshot("a kernel socket is missing"));
+    }
+    app.kernel_sockets = KernelSockets::restore(saved.into_iter().zip(fds))?;
+    Ok(())
 }
 
 fn map_memory(
