@@ -133,12 +133,15 @@ impl TcpTable {
                     || lingers && ports.contains(&connection.tuple.local().port())
             }
         };
-        let slots = (0_u32..).zip(self.connections.slots());
-        let occupied = slots.filter_map(|(index, (_, connection))| Some((index, connection?)));
-        occupied
+        let on_ports = ports.iter().flat_map(|&port| self.connections.on_port(port));
+        let occupied = on_ports.filter_map(|index| Some((index, self.connections.at(index)?)));
+        let mut indices: Vec<_> = occupied
             .filter(|&(index, connection)| leaves(index, connection))
-            .map(|(at, _)| at)
-            .collect()
+            .map(|(index, _)| index)
+            .collect();
+        indices.sort_unstable();
+        indices.dedup();
+        indices
     }
 
     /// Checks that the extracted sockets fit and that their addresses are free.
