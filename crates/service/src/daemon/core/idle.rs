@@ -38,15 +38,14 @@ impl NetworkCore {
         Ok(())
     }
 
-    /// Marks this core as inactive once it serves nothing: other cores' frames no longer wake it.
+    /// Marks this core as inactive once it serves nothing: other cores' frames no longer wake it. An
+    /// application that arrives later marks it as active again.
     pub(super) fn update_activity(&mut self) {
         let Some(flow_steering) = self.cores.flow_steering() else { return };
         let SocketServer { engine, sockets, .. } = &self.server;
-        // Applications on their way count, too.
-        let applications = self.cores.load(self.index).last_report().applications;
         let stack = engine.stack();
         let has_traffic = stack.tcp_connections() > 0 || stack.awaits_neighbours();
-        if applications == 0 && sockets.len() == 0 && !has_traffic {
+        if !self.has_applications() && sockets.len() == 0 && !has_traffic {
             flow_steering.set_inactive(self.index);
         }
     }
