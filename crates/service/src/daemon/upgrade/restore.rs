@@ -19,14 +19,12 @@ use crate::daemon::ids::{AppNumber, Holder, NO_APP, SocketKey};
 use crate::daemon::log::Log;
 use crate::daemon::quota::AppSettings;
 use crate::daemon::snapshot_error::InvalidSnapshot;
+use crate::daemon::socket::snapshot::SocketSnapshot;
 use crate::daemon::socket::table::SocketTable;
 use crate::daemon::socket::{AppSocket, SocketKind};
 use crate::daemon::transfer::table::{IN_TRANSIT, SocketTransfer, TransferSnapshot, TransferTable};
 use crate::daemon::workers::{AppFd, NOBODY, UserWorkers};
 use crate::ipc::layout::{Geometry, SharedMemory};
-
-/// File descriptors of each shared memory.
-const FDS_PER_MEMORY: usize = 2;
 
 /// Restored parts of a core besides its engine.
 pub(in crate::daemon) struct RestoredCore {
@@ -89,6 +87,9 @@ pub(in crate::daemon) fn restore(
     settings: AppSettings,
     workers: &UserWorkers,
 ) -> io::Result<(StackSnapshot, RestoredCore, Option<InheritedDevice>)> {
+    if descriptors.len() != state.count_descriptors() {
+        return Err(InvalidSnapshot("the number of descriptors is wrong").into());
+    }
     let DaemonSnapshot {
         stack,
         memories,
@@ -100,14 +101,6 @@ pub(in crate::daemon) fn restore(
         device,
         ..
     } = state;
-    let held = claims.iter().filter(|claim| claim.has_kernel_socket).count();
-    let count = memories.len() * FDS_PER_MEMORY
-        + applications.iter().flatten().map(|app| 1 + app.kernel_sockets.len()).sum::<usize>()
-        + held
-        + usize::from(device.is_some());
-    if descriptors.len() != count {
-        return Err(InvalidSnapshot("the number of descriptors is wrong").into());
-    }
     let mut descriptors = descriptors.into_iter();
     let owners = applications.iter().flatten().map(|app| (app.memory, app.identity.uid));
     let owners: HashMap<u32, u32> = owners.collect();
@@ -138,9 +131,8 @@ pub(in crate::daemon) fn restore(
     for (app, saved) in apps.iter_mut().flatten().zip(kernel_sockets) {
         restore_kernel_sockets(app, saved, &mut descriptors, workers)?;
     }
-    let with_claims = (0..).zip(&sockets);
-    let with_claims = with_claims.filter_map(|(key, saved)| Some((key, saved.as_ref()?.claim?)));
-    let with_claims: Vec<_> = with_claims.collect();
+    let claim_of = |(key, saved): (_, &Option<SocketSnapshot>)| Some((key, saved.as_ref()?.claim?));
+    let with_claims: Vec<_> = (0..).zip(&sockets).filter_map(claim_of).collect();
     let sockets: Vec<_> = sockets
         .into_iter()
         .map(|saved| {

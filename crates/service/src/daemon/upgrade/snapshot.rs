@@ -20,6 +20,9 @@ use crate::ipc::layout::Geometry;
 /// has a version of its own.
 const FORMAT: [u8; 8] = *b"tidestt\x06";
 
+/// File descriptors of each shared memory.
+pub(super) const FDS_PER_MEMORY: usize = 2;
+
 /// Bytes that are written at once.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -91,6 +94,16 @@ impl DaemonSnapshot {
         let mut to = io::BufWriter::with_capacity(BUFFER_BYTES, to);
         postcard::to_io(self, &mut to).map_err(io::Error::other)?;
         to.flush()
+    }
+
+    /// Number of descriptors that belong to the snapshot.
+    pub(super) fn count_descriptors(&self) -> usize {
+        let apps = self.applications.iter().flatten();
+        let held = self.claims.iter().filter(|claim| claim.has_kernel_socket).count();
+        self.memories.len() * FDS_PER_MEMORY
+            + apps.map(|app| 1 + app.kernel_sockets.len()).sum::<usize>()
+            + held
+            + usize::from(self.device.is_some())
     }
 
     /// Parses untrusted bytes.
