@@ -160,7 +160,7 @@ fn fragments_follow_the_first_fragment() {
 fn fragment(is_v6: bool, number: u8, offset: u16, payload: &[u8]) -> Vec<u8> {
     let is_last = offset > 16;
     if !is_v6 {
-        let mut packet = v4(UDP, offset / 8 | u16::from(!is_last) << 13, payload);
+        let mut packet = v4(UDP, (offset / 8) | (u16::from(!is_last) << 13), payload);
         packet[5] = number;
         return packet;
     }

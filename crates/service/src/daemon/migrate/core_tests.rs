@@ -96,9 +96,9 @@ impl CoreTestbed {
     }
 
     /// Batches that core 1 has been sent.
-    fn batches(&self) -> Vec<Box<MigrationBatch>> {
+    fn batches(&self) -> Vec<MigrationBatch> {
         let batch = |message| match message {
-            CoreMessage::InsertBatch(batch) => batch,
+            CoreMessage::InsertBatch(batch) => *batch,
             _ => panic!("only batches are expected"),
         };
         self.others[0].messages.try_iter().map(batch).collect()
