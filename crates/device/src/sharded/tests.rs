@@ -186,6 +186,9 @@ fn fragments_wait_for_the_first_one() {
         let received = testbed.receive();
         assert_eq!(received, [vec![], vec![first.clone(), third, second.clone()]]);
         assert_eq!(testbed.receiving_core(&second), 1, "the flow is known now");
+        let mut other = fragment(is_v6, 2, 16, &[1; 8]);
+        other[if is_v6 { 40 } else { 9 }] = 50;
+        assert_eq!(testbed.receiving_core(&other), 0, "a packet without ports");
     }
 }
 
