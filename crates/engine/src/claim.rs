@@ -1,6 +1,6 @@
 //! Exclusive use of local UDP and TCP ports, against the kernel and other network cores.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub struct PortClaims {
     arbiter: PortArbiter,
     /// Claims of closed connections that have not terminated yet (TIME-WAIT, for example).
     closing: HashMap<TcpId, Arc<PortClaim>>,
+    /// The same connections by local port.
+    closing_on: BTreeSet<(u16, TcpId)>,
     /// Claims of closed connections that had terminated before their end could be reported.
     terminated: Vec<Arc<PortClaim>>,
 }
@@ -49,13 +51,18 @@ impl PortClaims {
                 PortArbiter::Kernel { addresses, kernel_ports_bound, namespace }
             }
         };
-        Self { arbiter, closing: HashMap::new(), terminated: Vec::new() }
+        Self::with_arbiter(arbiter)
     }
 
     /// Claims of the stack on core `core`, among several cores behind one device.
     pub(crate) fn for_core(flow_steering: Arc<FlowSteering>, core: usize) -> Self {
         let arbiter = PortArbiter::Cores { flow_steering, core };
-        Self { arbiter, closing: HashMap::new(), terminated: Vec::new() }
+        Self::with_arbiter(arbiter)
+    }
+
+    fn with_arbiter(arbiter: PortArbiter) -> Self {
+        let (closing, closing_on) = Default::default();
+        Self { arbiter, closing, closing_on, terminated: Vec::new() }
     }
 
     /// True if the stack shares the kernel's addresses.
@@ -198,6 +205,7 @@ impl PortClaims {
     ) {
         let Some(claim) = claim else { return };
         if stack.tcp_report_end(id) {
+            self.closing_on.insert((claim.local.port(), id));
             self.closing.insert(id, claim);
         } else {
             self.terminated.push(claim);
@@ -210,7 +218,12 @@ impl PortClaims {
         if engine.ended.is_empty() && self.terminated.is_empty() {
             return;
         }
-        let ended = engine.ended.drain(..).filter_map(|id| self.closing.remove(&id));
+        let Self { closing, closing_on, .. } = self;
+        let ended = engine.ended.drain(..).filter_map(|id| {
+            let claim = closing.remove(&id)?;
+            closing_on.remove(&(claim.local.port(), id));
+            Some(claim)
+        });
         let terminated: Vec<_> = ended.chain(self.terminated.drain(..)).collect();
         terminated.into_iter().for_each(|claim| self.release(engine.device(), Some(claim)));
     }
@@ -227,15 +240,32 @@ impl PortClaims {
 
     /// True if a closed connection still has this port.
     pub fn has_closing(&self, port: LocalPort) -> bool {
-        self.closing.values().any(|claim| claim.local_port() == port)
+        self.closing_with(port).next().is_some()
     }
 
-    /// Removes and returns the closed connections, with their claims, that move to another core.
+    /// Closed connections with this port.
+    fn closing_with(&self, (protocol, port): LocalPort) -> impl Iterator<Item = TcpId> {
+        let all = (port, TcpId::from_bits(0))..=(port, TcpId::from_bits(u64::MAX));
+        let is_tcp = protocol == TransportProtocol::Tcp;
+        is_tcp.then(|| self.closing_on.range(all)).into_iter().flatten().map(|&(_, id)| id)
+    }
+
+    /// Removes and returns the closed connections on these ports, with their claims, that move to
+    /// another core.
     pub fn take_closing(
         &mut self,
+        ports: &[LocalPort],
         moves: impl Fn(&Arc<PortClaim>) -> bool,
     ) -> Vec<(TcpId, Arc<PortClaim>)> {
-        self.closing.extract_if(|_, claim| moves(claim)).collect()
+        let on_ports = ports.iter().flat_map(|&port| self.closing_with(port));
+        let moving: Vec<_> =
+            on_ports.filter(|id| self.closing.get(id).is_some_and(&moves)).collect();
+        let take = |id| {
+            let claim = self.closing.remove(&id)?;
+            self.closing_on.remove(&(claim.local.port(), id));
+            Some((id, claim))
+        };
+        moving.into_iter().filter_map(take).collect()
     }
 
     /// Source address for packets to `peer`: the first address of the family that is not

@@ -95,6 +95,24 @@ impl BoundPort {
         Ok(Self { protocol, local, is_dual_stack, namespace })
     }
 
+    /// Port as plain data: protocol, address, whether it is dual-stack, and the kernel's cookie of
+    /// its network namespace.
+    pub fn to_parts(&self) -> (TransportProtocol, SocketAddr, bool, Option<u64>) {
+        (self.protocol, self.local, self.is_dual_stack, self.namespace.0)
+    }
+
+    /// Inverse of [`BoundPort::to_parts`], for a port that another daemon has examined.
+    pub fn from_parts(
+        (protocol, local, is_dual_stack, namespace): (
+            TransportProtocol,
+            SocketAddr,
+            bool,
+            Option<u64>,
+        ),
+    ) -> Self {
+        Self { protocol, local, is_dual_stack, namespace: NetworkNamespace(namespace) }
+    }
+
     /// True if the kernel would let no other socket bind any part of this request.
     pub fn covers(&self, protocol: TransportProtocol, local: SocketAddr, dual_stack: bool) -> bool {
         let (own, wanted) = (self.local.ip().to_canonical(), local.ip().to_canonical());

@@ -36,6 +36,32 @@ pub(super) struct CoreClaims {
     migrating: u32,
 }
 
+/// Distribution of a shared port's flows at one moment, as the primary core reads it.
+pub(super) struct SharedPort {
+    /// Cores that have claimed the port, one bit each.
+    pub(super) cores: u64,
+    /// Cores whose claims are migrating to another core, one bit each.
+    pub(super) migrating: u64,
+    groups: Vec<(IpAddr, IndirectionTable)>,
+}
+
+impl SharedPort {
+    /// Core for a flow with this hash to a local address: a core with a socket at the address, else
+    /// one with a socket at the wildcard address, as in a stack. `None` without such a socket.
+    pub(super) fn core(&self, address: IpAddr, hash: u64) -> Option<usize> {
+        let any: IpAddr = match address {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        // Two owners may have sockets there for a moment: one has not claimed the port.
+        let group = |address| {
+            let mut matching = self.groups.iter().filter(move |(known, _)| *known == address);
+            matching.find_map(|(_, indirection)| indirection.core(hash))
+        };
+        group(address).or_else(|| group(any))
+    }
+}
+
 /// Reuseport group: the sockets of one owner at one address that receive from any peer.
 struct ReusePortGroup {
     address: IpAddr,
@@ -64,11 +90,6 @@ impl ClaimedPort {
 
     fn core_claims(&mut self, core: usize) -> Option<&mut CoreClaims> {
         self.by_core.iter_mut().find(|part| part.core == core)
-    }
-
-    /// Returns true when claims of this core are migrating to another core.
-    pub(super) fn is_migrating(&self, core: usize) -> bool {
-        self.by_core.iter().any(|part| part.core == core && part.migrating > 0)
     }
 
     /// Returns true when any claims of the port are migrating.
@@ -252,18 +273,14 @@ impl ClaimedPort {
         }
     }
 
-    /// Core for a flow with this hash to a local address: a core with a socket at the address, else
-    /// one with a socket at the wildcard address, as in a stack. `None` without such a socket.
-    pub(super) fn core(&self, address: IpAddr, hash: u64) -> Option<usize> {
-        let any: IpAddr = match address {
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        // Two owners may have sockets there for a moment: one has not claimed the port.
-        let group = |address| {
-            let mut matching = self.groups.iter().filter(move |group| group.address == address);
-            matching.find_map(|group| group.indirection.core(hash))
-        };
-        group(address).or_else(|| group(any))
+    /// Distribution of the flows as it is now.
+    pub(super) fn snapshot(&self) -> SharedPort {
+        let (mut cores, mut migrating) = (0, 0);
+        for part in &self.by_core {
+            cores |= 1 << part.core;
+            migrating |= u64::from(part.migrating > 0) << part.core;
+        }
+        let groups = self.groups.iter().map(|group| (group.address, group.indirection.clone()));
+        SharedPort { cores, migrating, groups: groups.collect() }
     }
 }

@@ -96,6 +96,15 @@ impl<'f> FlowHeaders<'f> {
 /// 4861 section 4).
 const ADVERTISEMENT_TYPES_V6: [u8; 3] = [134, 136, 137];
 
+/// Protocols that fragments of a TCP segment or a datagram may name: those, or an extension header.
+const TRANSPORT_OR_EXTENSION_V6: [IpProtocol; 5] = [
+    IpProtocol::TCP,
+    IpProtocol::UDP,
+    IpProtocol::HOP_BY_HOP,
+    IpProtocol::ROUTING,
+    IpProtocol::DESTINATION_OPTIONS,
+];
+
 /// Highest type of an ICMPv6 error (RFC 4443 section 2.1).
 const MAX_ERROR_TYPE_V6: u8 = 127;
 
@@ -156,6 +165,9 @@ fn classify_v4(packet: &[u8]) -> Option<Destination<'_>> {
         protocol: Some(header.protocol),
         identification: header.identification.into(),
     };
+    if !matches!(header.protocol, IpProtocol::TCP | IpProtocol::UDP) {
+        return None;
+    }
     Some(match header.fragment_offset_bytes {
         0 => Destination::FirstFragment(key, headers()?),
         _ => Destination::Fragment(key),
@@ -180,6 +192,7 @@ fn classify_v6(packet: &[u8]) -> Option<Destination<'_>> {
     };
     Some(match fragment.offset_bytes {
         0 => Destination::FirstFragment(key, headers()?),
+        _ if !TRANSPORT_OR_EXTENSION_V6.contains(&upper.protocol) => return None,
         _ => Destination::Fragment(key),
     })
 }

@@ -86,9 +86,15 @@ impl FlowSteering {
         self.table.can_claim(port, core, sharing)
     }
 
-    /// Returns true when a core other than `core` has claimed the port.
+    /// Returns true when a core other than `core` has claimed the port, or will have: the claims are
+    /// migrating.
     pub fn is_claimed_elsewhere(&self, core: usize, port: LocalPort) -> bool {
         self.table.is_claimed_elsewhere(port, core)
+    }
+
+    /// Cores that have claimed the port, one bit each; `None` while claims are migrating.
+    pub fn holders(&self, port: LocalPort) -> Option<u64> {
+        self.table.holders(port)
     }
 
     /// Returns true when this core or no core has claimed the port, and the port is not migrating.
@@ -132,6 +138,16 @@ impl FlowSteering {
     /// Marks a core as active: it receives copies of frames for all cores.
     pub fn set_active(&self, core: usize) {
         self.active_cores.fetch_or(1 << core, Ordering::Relaxed);
+    }
+
+    /// Marks a core without sockets as inactive. The primary core stays active.
+    pub fn set_inactive(&self, core: usize) {
+        self.active_cores.fetch_and(!(1 << core) | 1, Ordering::Relaxed);
+    }
+
+    /// Active cores, one bit each.
+    pub fn active_cores(&self) -> u64 {
+        self.active_cores.load(Ordering::Relaxed)
     }
 
     /// Parks these ports, or the core's share of them: their frames wait from now on. All earlier
@@ -192,7 +208,7 @@ impl FlowSteering {
     }
 
     pub(super) fn view(&self) -> SteeringView<'_> {
-        self.table.view(self.active_cores.load(Ordering::Relaxed))
+        self.table.view(self.active_cores())
     }
 
     pub(super) fn handovers(&self) -> u64 {

@@ -10,6 +10,7 @@ const SLOTS: usize = 256;
 const UNASSIGNED: u8 = u8::MAX;
 
 /// Indirection table: the core of each slot. A flow's hash selects the slot.
+#[derive(Clone)]
 pub(super) struct IndirectionTable([u8; SLOTS]);
 
 impl IndirectionTable {

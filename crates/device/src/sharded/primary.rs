@@ -1,7 +1,5 @@
 //! Device of the primary core.
 
-use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,23 +9,18 @@ use rustix::event::epoll;
 use tidegate_memory::{Arena, Doorbell, Frame};
 use tidegate_wire::{DropCounters, DropReason, Medium};
 
-use super::LocalPort;
-use super::destination::{Destination, FragmentKey};
+use super::destination::Destination;
 use super::flow::Flow;
 use super::flow_steering::FlowSteering;
+use super::fragments::FragmentTable;
+use super::parked::{ParkedFrames, SteeredFrame};
 use super::steering_table::{SteeringTarget, SteeringView};
 use crate::admission::EarlyDrop;
 use crate::mem::MemDevice;
 use crate::{Burst, Capabilities, Device, DeviceCounters, ShardedDevice};
 
-/// Maximum number of frames that wait while ports migrate between cores.
-const MAX_PARKED_FRAMES: usize = 1024;
-
 /// Maximum number of loopback frames of secondary cores that wait while receiving is paused.
 const MAX_LOOPBACK_FRAMES: usize = 1024;
-
-/// Number of fragmented packets that are remembered; a power of two.
-const FRAGMENT_SLOTS: usize = 256;
 
 /// Device of the primary core: wraps the NIC and shares it with the secondary cores.
 pub struct PrimaryDevice {
@@ -53,22 +46,13 @@ struct Dispatcher {
     /// Frames for each secondary core, until the end of the burst.
     secondary_bursts: Vec<Burst>,
     /// Frames for ports that are migrating between cores.
-    parked: VecDeque<SteeredFrame>,
+    parked: ParkedFrames,
     /// Number of handovers when the parked frames were last examined.
     handovers_seen: u64,
-    /// Flow of the first fragment of recent packets.
-    fragment_flows: Box<[Option<(FragmentKey, Flow)>]>,
-    /// Keyed hash of the slots in `fragment_flows`: a peer cannot choose packets that collide.
-    fragment_hasher: RandomState,
+    fragments: FragmentTable,
+    /// Fragments that are delivered after the first one of their packet; empty between frames.
+    early_fragments: Burst,
     drops: DropCounters,
-}
-
-/// A frame whose local port is known.
-struct SteeredFrame {
-    local_port: LocalPort,
-    /// Flow of a fragment, which the frame's own headers do not have.
-    flow: Option<Flow>,
-    frame: Frame,
 }
 
 impl PrimaryDevice {
@@ -84,10 +68,10 @@ impl PrimaryDevice {
         let dispatcher = Dispatcher {
             medium: device.capabilities().medium,
             secondary_bursts: wires.iter().map(|_| Burst::new()).collect(),
-            parked: VecDeque::new(),
+            parked: ParkedFrames::new(),
             handovers_seen: flow_steering.handovers(),
-            fragment_flows: vec![None; FRAGMENT_SLOTS].into_boxed_slice(),
-            fragment_hasher: RandomState::new(),
+            fragments: FragmentTable::new(),
+            early_fragments: Burst::new(),
             drops: DropCounters::new(),
         };
         Ok(Self {
@@ -145,7 +129,7 @@ impl Dispatcher {
     /// Dispatches a frame by its headers; frames for the primary core go to `burst`.
     fn dispatch(
         &mut self,
-        view: &mut SteeringView<'_>,
+        view: &SteeringView<'_>,
         arena: &mut Arena,
         frame: Frame,
         burst: &mut Burst,
@@ -154,12 +138,14 @@ impl Dispatcher {
             Destination::Flow(headers) => (headers.local_port(), None),
             Destination::FirstFragment(key, headers) => {
                 let flow = headers.flow();
-                *self.fragment_slot(key) = flow.map(|flow| (key, flow));
+                if let Some(flow) = flow {
+                    self.fragments.begin(key, flow, &mut self.early_fragments);
+                }
                 (headers.local_port(), flow)
             }
-            Destination::Fragment(key) => match *self.fragment_slot(key) {
-                Some((first, flow)) if first == key => (flow.local_port(), Some(flow)),
-                _ => return burst.push_back(frame),
+            Destination::Fragment(key) => match self.fragments.flow(key) {
+                Some(flow) => (flow.local_port(), Some(flow)),
+                None => return self.fragments.wait(key, frame, burst),
             },
             Destination::AllCores => {
                 self.copy_to_cores(view.active_cores(), arena, &frame);
@@ -168,17 +154,15 @@ impl Dispatcher {
             Destination::PrimaryCore => return burst.push_back(frame),
         };
         self.deliver(view, arena, SteeredFrame { local_port, flow, frame }, burst);
-    }
-
-    fn fragment_slot(&mut self, key: FragmentKey) -> &mut Option<(FragmentKey, Flow)> {
-        let hash = self.fragment_hasher.hash_one(key);
-        &mut self.fragment_flows[hash as usize & (FRAGMENT_SLOTS - 1)]
+        while let Some(frame) = self.early_fragments.pop_front() {
+            self.deliver(view, arena, SteeredFrame { local_port, flow, frame }, burst);
+        }
     }
 
     /// Delivers a frame to the core that has the port or flow.
     fn deliver(
         &mut self,
-        view: &mut SteeringView<'_>,
+        view: &SteeringView<'_>,
         arena: &mut Arena,
         steered: SteeredFrame,
         burst: &mut Burst,
@@ -188,10 +172,9 @@ impl Dispatcher {
             SteeringTarget::Shared => self.flow_target(view, arena, &steered),
             target => target,
         };
-        // Earlier frames of the port may still be parked.
-        let is_overtaking = self.parked.iter().any(|parked| parked.local_port == local);
         match target {
-            _ if is_overtaking => self.park(arena, steered),
+            // Earlier frames of the port are still parked.
+            _ if self.parked.has(local) => self.park(arena, steered),
             SteeringTarget::Parked | SteeringTarget::Shared => self.park(arena, steered),
             SteeringTarget::Cores(cores) => {
                 self.copy_to_cores(cores, arena, &steered.frame);
@@ -212,7 +195,7 @@ impl Dispatcher {
     /// Target of a frame for a port of several cores.
     fn flow_target(
         &self,
-        view: &mut SteeringView<'_>,
+        view: &SteeringView<'_>,
         arena: &Arena,
         steered: &SteeredFrame,
     ) -> SteeringTarget {
@@ -228,11 +211,9 @@ impl Dispatcher {
     }
 
     fn park(&mut self, arena: &mut Arena, steered: SteeredFrame) {
-        if self.parked.len() < MAX_PARKED_FRAMES {
-            self.parked.push_back(steered);
-        } else {
+        if let Some(frame) = self.parked.push(steered) {
             self.drops.count(DropReason::DeviceRingFull);
-            arena.free(steered.frame);
+            arena.free(frame);
         }
     }
 
@@ -265,10 +246,10 @@ impl Dispatcher {
             return;
         }
         self.handovers_seen = handovers;
-        let mut view = flow_steering.view();
+        let view = flow_steering.view();
         // A frame that still has to wait is parked again, at the end.
-        for steered in std::mem::take(&mut self.parked) {
-            self.deliver(&mut view, arena, steered, burst);
+        for steered in self.parked.take() {
+            self.deliver(&view, arena, steered, burst);
         }
     }
 
@@ -322,16 +303,15 @@ impl ShardedDevice for PrimaryDevice {
         self.dispatcher.deliver_parked(&self.flow_steering, arena, burst);
         let received = self.device.receive(arena, &mut self.arrived, quota)?;
         filter(arena, &mut self.arrived);
-        let mut view = self.flow_steering.view();
+        let view = self.flow_steering.view();
         for frame in self.arrived.drain(..) {
-            self.dispatcher.dispatch(&mut view, arena, frame, burst);
+            self.dispatcher.dispatch(&view, arena, frame, burst);
         }
-        drop(view);
         let forwarded = self.forward_tx(arena, quota)?;
         if !self.loopback.is_empty() {
-            let mut view = self.flow_steering.view();
+            let view = self.flow_steering.view();
             for frame in self.loopback.drain(..) {
-                self.dispatcher.dispatch(&mut view, arena, frame, burst);
+                self.dispatcher.dispatch(&view, arena, frame, burst);
             }
         }
         self.dispatcher.flush_secondaries(&mut self.wires, arena)?;
@@ -357,12 +337,11 @@ impl Device for PrimaryDevice {
         quota: usize,
     ) -> io::Result<usize> {
         let before = burst.len();
-        let mut view = self.flow_steering.view();
+        let view = self.flow_steering.view();
         for _ in 0..quota {
             let Some(frame) = loopback.pop_front() else { break };
-            self.dispatcher.dispatch(&mut view, arena, frame, burst);
+            self.dispatcher.dispatch(&view, arena, frame, burst);
         }
-        drop(view);
         self.dispatcher.flush_secondaries(&mut self.wires, arena)?;
         Ok(burst.len() - before)
     }

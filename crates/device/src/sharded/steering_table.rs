@@ -1,26 +1,44 @@
 //! Flow steering table: the core of each local port, and of each flow of ports that cores share.
+//!
+//! Every core writes to the table, and the primary core reads it for each frame, without a lock: a
+//! core that is preempted while it writes must not stop the device. One atomic word holds the core
+//! of a port. For a port of several cores, the distribution of its flows is a value that is
+//! replaced as a whole ([`SharedPort`]), and flows with a socket are in the [`FlowTable`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use arc_swap::ArcSwapOption;
 
 use super::LocalPort;
-use super::claimed_port::{ClaimedPort, PortSharing};
+use super::claimed_port::{ClaimedPort, PortSharing, SharedPort};
 use super::flow::Flow;
+use super::flow_table::FlowTable;
 use crate::steering::TransportProtocol;
 
 /// Number of entries: one for each port number of both protocols.
 const ENTRIES: usize = 2 << 16;
 
+/// Entries whose distributions are allocated together.
+const CHUNK_ENTRIES: usize = 256;
+
+/// Parts of the claims with a lock each.
+const CLAIM_SHARDS: usize = 64;
+
+/// Attempts to read the distribution of a port that alternates between one core and several.
+const MAX_READS: usize = 4;
+
 // Fields of an entry: the core in the low bits, then flags for a port that is claimed, parked
-// between two cores, or shared by several.
+// between two cores, shared by several, or claimed without sharing.
 const CORE: u16 = 0xff;
 const CLAIMED: u16 = 0x100;
 const PARKED: u16 = 0x200;
 const SHARED: u16 = 0x400;
+const EXCLUSIVE: u16 = 0x800;
 
 /// Destination of the frames for a local port or flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,50 +53,24 @@ pub(super) enum SteeringTarget {
     Cores(u64),
 }
 
-/// Steering table of all local ports. Every core writes to the table, and the primary core reads it
-/// for each frame. One atomic word holds the core of a port; only ports of several cores need
-/// another look-up.
+type Chunk = Box<[ArcSwapOption<SharedPort>]>;
+
+/// Steering table of all local ports.
 pub(super) struct SteeringTable {
     entries: Box<[AtomicU16]>,
-    state: Mutex<SteeringState>,
+    /// Distributions of the flows of shared ports, in chunks of entries.
+    shared: Box<[OnceLock<Chunk>]>,
+    flows: FlowTable,
+    /// Keyed hash of peers. They choose their addresses, so the key is secret.
+    peer_hasher: RandomState,
+    /// Claims, for the cores that change them. The lock is also held to write the entries.
+    claims: Box<[Mutex<HashMap<LocalPort, ClaimedPort>>]>,
 }
 
-/// State behind the lock, which is also held to write the entries.
-#[derive(Default)]
-struct SteeringState {
-    ports: HashMap<LocalPort, ClaimedPort>,
-    /// Core of the socket of each flow, for ports that may be shared. At most as many flows as the
-    /// stacks have sockets.
-    flows: HashMap<Flow, usize>,
-    /// Keyed hash of flows. Peers choose their addresses, so the key is secret.
-    flow_hasher: RandomState,
-}
-
-impl SteeringState {
-    fn target(&self, flow: &Flow) -> SteeringTarget {
-        let port = self.ports.get(&flow.local_port());
-        if let Some(&core) = self.flows.get(flow) {
-            let is_migrating = port.is_some_and(|port| port.is_migrating(core));
-            return if is_migrating { SteeringTarget::Parked } else { SteeringTarget::Core(core) };
-        }
-        let Some(port) = port else { return SteeringTarget::Core(0) };
-        if port.is_any_migrating() {
-            // The core that would get the flow now may change with the migration.
-            return SteeringTarget::Parked;
-        }
-        let core = port.core(flow.local().ip(), self.flow_hasher.hash_one(flow.remote()));
-        // Unclaimed: delivered to any member core, which answers with ICMP or RST.
-        core.or_else(|| Some(port.by_core().first()?.core))
-            .map_or(SteeringTarget::Core(0), SteeringTarget::Core)
-    }
-}
-
-/// Steering table as the primary core reads it during one burst: takes the lock at most once, and
-/// only for a frame to a port of several cores.
+/// Steering table as the primary core reads it during one burst.
 pub(super) struct SteeringView<'d> {
     steering: &'d SteeringTable,
     active_cores: u64,
-    state: Option<MutexGuard<'d, SteeringState>>,
 }
 
 impl SteeringView<'_> {
@@ -91,24 +83,54 @@ impl SteeringView<'_> {
         }
     }
 
-    fn state(&mut self) -> &SteeringState {
-        self.state.get_or_insert_with(|| self.steering.lock())
+    /// Target by the distribution of a shared port, or by its entry if it is shared no more.
+    fn shared_target(
+        &self,
+        port: LocalPort,
+        target: impl Fn(&SharedPort) -> SteeringTarget,
+    ) -> SteeringTarget {
+        for _ in 0..MAX_READS {
+            match self.target(port) {
+                SteeringTarget::Shared => {
+                    let shared = self.steering.shared_slot(port).map(ArcSwapOption::load);
+                    if let Some(shared) = shared.as_deref().and_then(Option::as_deref) {
+                        return target(shared);
+                    }
+                }
+                target => return target,
+            }
+        }
+        SteeringTarget::Core(0)
     }
 
     /// Target of a flow of a shared port.
-    pub(super) fn flow_target(&mut self, flow: &Flow) -> SteeringTarget {
-        self.state().target(flow)
+    pub(super) fn flow_target(&self, flow: &Flow) -> SteeringTarget {
+        let SteeringTable { flows, peer_hasher, .. } = self.steering;
+        self.shared_target(flow.local_port(), |port| {
+            // Read after the port: a flow changes its core before its migration is complete.
+            if let Some(core) = flows.core(flow) {
+                let is_migrating = port.migrating & 1 << core != 0;
+                return match is_migrating {
+                    true => SteeringTarget::Parked,
+                    false => SteeringTarget::Core(core),
+                };
+            }
+            if port.migrating != 0 {
+                // The core that would get the flow now may change with the migration.
+                return SteeringTarget::Parked;
+            }
+            let core = port.core(flow.local().ip(), peer_hasher.hash_one(flow.remote()));
+            // Unclaimed: delivered to any member core, which answers with ICMP or RST.
+            SteeringTarget::Core(core.unwrap_or(port.cores.trailing_zeros() as usize))
+        })
     }
 
     /// Target of frames for all sockets on a shared port: all its cores.
-    pub(super) fn group_target(&mut self, port: LocalPort) -> SteeringTarget {
-        match self.state().ports.get(&port) {
-            Some(port) if port.is_any_migrating() => SteeringTarget::Parked,
-            Some(port) => {
-                SteeringTarget::Cores(port.by_core().iter().fold(0, |all, p| all | 1 << p.core))
-            }
-            None => SteeringTarget::Core(0),
-        }
+    pub(super) fn group_target(&self, port: LocalPort) -> SteeringTarget {
+        self.shared_target(port, |port| match port.migrating {
+            0 => SteeringTarget::Cores(port.cores),
+            _ => SteeringTarget::Parked,
+        })
     }
 
     /// Active cores, one bit each.
@@ -123,49 +145,86 @@ fn udp_addresses_overlap(one: IpAddr, other: IpAddr) -> bool {
     one == other || any && one.is_ipv4() == other.is_ipv4()
 }
 
+/// Index of the entry of a port.
+fn index_of((protocol, port): LocalPort) -> usize {
+    let half = match protocol {
+        TransportProtocol::Udp => 0,
+        TransportProtocol::Tcp => ENTRIES / 2,
+    };
+    half + usize::from(port)
+}
+
 impl SteeringTable {
     pub(super) fn new() -> Self {
-        let entries = (0..ENTRIES).map(|_| AtomicU16::new(0)).collect();
-        Self { entries, state: Mutex::default() }
+        Self {
+            entries: (0..ENTRIES).map(|_| AtomicU16::new(0)).collect(),
+            shared: (0..ENTRIES / CHUNK_ENTRIES).map(|_| OnceLock::new()).collect(),
+            flows: FlowTable::new(),
+            peer_hasher: RandomState::new(),
+            claims: (0..CLAIM_SHARDS).map(|_| Mutex::default()).collect(),
+        }
     }
 
     /// View for the frames of one burst, with the active cores.
     pub(super) fn view(&self, active_cores: u64) -> SteeringView<'_> {
-        SteeringView { steering: self, active_cores, state: None }
+        SteeringView { steering: self, active_cores }
     }
 
-    fn lock(&self) -> MutexGuard<'_, SteeringState> {
+    fn lock(&self, port: LocalPort) -> MutexGuard<'_, HashMap<LocalPort, ClaimedPort>> {
+        let shard = &self.claims[index_of(port) % CLAIM_SHARDS];
         // A panic cannot leave a half-made change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn entry(&self, (protocol, port): LocalPort) -> &AtomicU16 {
-        let half = match protocol {
-            TransportProtocol::Udp => 0,
-            TransportProtocol::Tcp => ENTRIES / 2,
-        };
-        &self.entries[half + usize::from(port)]
+    fn entry(&self, port: LocalPort) -> &AtomicU16 {
+        &self.entries[index_of(port)]
     }
 
-    /// Changes the claims of a port and updates its entry.
+    /// Slot for the distribution of a port; `None` if no port near it was ever shared.
+    fn shared_slot(&self, port: LocalPort) -> Option<&ArcSwapOption<SharedPort>> {
+        let index = index_of(port);
+        Some(&self.shared[index / CHUNK_ENTRIES].get()?[index % CHUNK_ENTRIES])
+    }
+
+    /// Changes the claims of a port and publishes its state.
     fn update<T>(&self, local: LocalPort, change: impl FnOnce(&mut ClaimedPort) -> T) -> T {
-        let mut table = self.lock();
-        let mut port = match table.ports.entry(local) {
+        let mut claims = self.lock(local);
+        let mut port = match claims.entry(local) {
             Entry::Occupied(known) => known,
             Entry::Vacant(new) => new.insert_entry(ClaimedPort::default()),
         };
         let changed = change(port.get_mut());
+        let claimed = match port.get().can_be_shared() {
+            true => CLAIMED,
+            false => CLAIMED | EXCLUSIVE,
+        };
         let entry = match port.get().by_core() {
             [] => 0,
-            [only] if port.get().is_any_migrating() => CLAIMED | PARKED | only.core as u16,
-            [only] => CLAIMED | only.core as u16,
-            _ => CLAIMED | SHARED,
+            [only] if port.get().is_any_migrating() => claimed | PARKED | only.core as u16,
+            [only] => claimed | only.core as u16,
+            _ => claimed | SHARED,
         };
-        self.entry(local).store(entry, Ordering::SeqCst);
+        self.publish(local, entry, port.get());
         if port.get().is_unused() {
             port.remove();
         }
         changed
+    }
+
+    /// Publishes the entry of a port. A reader that finds it shared finds its distribution.
+    fn publish(&self, local: LocalPort, entry: u16, port: &ClaimedPort) {
+        if entry & SHARED == 0 {
+            let before = self.entry(local).swap(entry, Ordering::SeqCst);
+            if let Some(slot) = self.shared_slot(local).filter(|_| before & SHARED != 0) {
+                slot.store(None);
+            }
+            return;
+        }
+        let index = index_of(local);
+        let new_chunk = || (0..CHUNK_ENTRIES).map(|_| ArcSwapOption::empty()).collect();
+        let chunk: &Chunk = self.shared[index / CHUNK_ENTRIES].get_or_init(new_chunk);
+        chunk[index % CHUNK_ENTRIES].store(Some(Arc::new(port.snapshot())));
+        self.entry(local).store(entry, Ordering::SeqCst);
     }
 
     /// Adds a claim of a core on a port. Returns false when the port cannot be claimed.
@@ -184,25 +243,40 @@ impl SteeringTable {
 
     /// Returns true when a core may claim a port with this sharing mode.
     pub(super) fn can_claim(&self, port: LocalPort, core: usize, sharing: PortSharing) -> bool {
-        self.lock().ports.get(&port).is_none_or(|port| port.can_claim(core, sharing))
+        self.lock(port).get(&port).is_none_or(|port| port.can_claim(core, sharing))
     }
 
-    /// Returns true when a core other than `core` has claimed the port.
+    /// Returns true when a core other than `core` has claimed the port, or will have: the claims are
+    /// migrating.
     pub(super) fn is_claimed_elsewhere(&self, port: LocalPort, core: usize) -> bool {
         let entry = self.entry(port).load(Ordering::Relaxed);
-        entry & CLAIMED != 0 && (entry & SHARED != 0 || usize::from(entry & CORE) != core)
+        entry & CLAIMED != 0
+            && (entry & (SHARED | PARKED) != 0 || usize::from(entry & CORE) != core)
     }
 
     /// Returns true when several cores may claim the port.
     pub(super) fn can_be_shared(&self, port: LocalPort) -> bool {
-        self.lock().ports.get(&port).is_some_and(ClaimedPort::can_be_shared)
+        self.entry(port).load(Ordering::SeqCst) & (CLAIMED | EXCLUSIVE) == CLAIMED
+    }
+
+    /// Cores that have claimed the port, one bit each; `None` while claims are migrating.
+    pub(super) fn holders(&self, port: LocalPort) -> Option<u64> {
+        match self.entry(port).load(Ordering::SeqCst) {
+            entry if entry & CLAIMED == 0 => Some(0),
+            entry if entry & SHARED != 0 => {
+                let shared = self.shared_slot(port)?.load();
+                shared.as_deref().filter(|port| port.migrating == 0).map(|port| port.cores)
+            }
+            entry if entry & PARKED != 0 => None,
+            entry => Some(1 << (entry & CORE)),
+        }
     }
 
     /// Returns true when the core or no core has claimed the port, and no part of the port is
     /// migrating.
     pub(super) fn is_held_by(&self, port: LocalPort, core: usize) -> bool {
-        let table = self.lock();
-        let Some(port) = table.ports.get(&port).filter(|port| !port.is_unclaimed()) else {
+        let claims = self.lock(port);
+        let Some(port) = claims.get(&port).filter(|port| !port.is_unclaimed()) else {
             return true;
         };
         !port.is_any_migrating() && port.by_core().iter().any(|part| part.core == core)
@@ -231,27 +305,17 @@ impl SteeringTable {
     /// Registers a flow for a core. Returns false when a core already has the flow, also while the
     /// flow's socket is migrating.
     pub(super) fn begin_flow(&self, flow: Flow, core: usize) -> bool {
-        match self.lock().flows.entry(flow) {
-            Entry::Occupied(_) => false,
-            Entry::Vacant(free) => {
-                free.insert(core);
-                true
-            }
-        }
+        self.flows.begin(&flow, core)
     }
 
     /// Moves a flow to this core.
     pub(super) fn take_over_flow(&self, flow: Flow, core: usize) {
-        self.lock().flows.insert(flow, core);
+        self.flows.take_over(&flow, core);
     }
 
     /// Removes a flow of this core.
     pub(super) fn end_flow(&self, flow: Flow, core: usize) {
-        if let Entry::Occupied(known) = self.lock().flows.entry(flow)
-            && *known.get() == core
-        {
-            known.remove();
-        }
+        self.flows.end(&flow, core);
     }
 }
 
@@ -277,8 +341,8 @@ mod tests {
 
     /// Core of each of a thousand flows.
     fn cores_of_flows(table: &SteeringTable, local: LocalPort, own: &str) -> Vec<usize> {
-        let mut view = table.view(0);
-        let mut core_of = |peer| {
+        let view = table.view(0);
+        let core_of = |peer| {
             let target = match view.target(local) {
                 SteeringTarget::Shared => view.flow_target(&flow(local, own, peer)),
                 target => target,
@@ -286,7 +350,7 @@ mod tests {
             let SteeringTarget::Core(core) = target else { panic!("{target:?}") };
             core
         };
-        (1..=1000).map(&mut core_of).collect()
+        (1..=1000).map(core_of).collect()
     }
 
     fn count(cores: &[usize], core: usize) -> usize {
@@ -514,5 +578,39 @@ mod tests {
         table.release(WEB, 0, REUSE_PORT);
         table.release(WEB, 1, REUSE_PORT);
         assert_eq!(table.view(0).target(WEB), SteeringTarget::Core(2));
+    }
+
+    /// A core that changes the table may be preempted at any moment, with the locks it holds.
+    #[test]
+    fn reading_takes_no_lock() {
+        let table = SteeringTable::new();
+        for core in 0..2 {
+            table.join(DNS, ip("0.0.0.0"), 7, core);
+            table.join(DNS, ip("::"), 7, core);
+            assert!(table.claim(DNS, core, REUSE_PORT));
+        }
+        let flows = ["192.0.2.1", "fd00::1"].map(|own| flow(DNS, own, 5));
+        assert!(table.begin_flow(flows[0], 1));
+        let _preempted: Vec<_> = table.claims.iter().map(|shard| shard.lock().unwrap()).collect();
+        let _too = table.flows.hold_locks();
+        let view = table.view(0);
+        assert_eq!(view.target(DNS), SteeringTarget::Shared);
+        assert_eq!(view.flow_target(&flows[0]), SteeringTarget::Core(1));
+        assert!(matches!(view.flow_target(&flows[1]), SteeringTarget::Core(0 | 1)));
+        assert_eq!(view.group_target(DNS), SteeringTarget::Cores(0b11));
+        assert_eq!(table.holders(DNS), Some(0b11));
+        assert!(table.is_claimed_elsewhere(DNS, 0) && table.can_be_shared(DNS));
+    }
+
+    #[test]
+    fn migrating_port_is_not_available_to_any_core() {
+        let table = SteeringTable::new();
+        assert!(table.claim(WEB, 1, EXCLUSIVE) && !table.is_claimed_elsewhere(WEB, 1));
+        table.park(WEB, 1);
+        assert!((0..3).all(|core| table.is_claimed_elsewhere(WEB, core)));
+        assert_eq!((table.holders(WEB), table.holders(DNS)), (None, Some(0)));
+        table.hand_over(WEB, 1, 2, 1);
+        assert_eq!(table.holders(WEB), Some(0b100));
+        assert!(table.is_claimed_elsewhere(WEB, 1) && !table.is_claimed_elsewhere(WEB, 2));
     }
 }

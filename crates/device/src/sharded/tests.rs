@@ -151,9 +151,63 @@ fn fragments_follow_the_first_fragment() {
         (v4(UDP, 0x2000, &first), v4(UDP, 2, &[1; 8])),
         (fragment_v6(0, &first), fragment_v6(16, &[1; 8])),
     ] {
-        assert_eq!(testbed.receiving_core(&tail), 0, "the flow of the fragment is unknown");
         assert_eq!(testbed.receiving_core(&head), 1);
         assert_eq!(testbed.receiving_core(&tail), 1);
+    }
+}
+
+/// Fragment of a datagram to a port, of either family, and the number of its packet.
+fn fragment(is_v6: bool, number: u8, offset: u16, payload: &[u8]) -> Vec<u8> {
+    let is_last = offset > 16;
+    if !is_v6 {
+        let mut packet = v4(UDP, (offset / 8) | (u16::from(!is_last) << 13), payload);
+        packet[5] = number;
+        return packet;
+    }
+    let mut data = vec![UDP, 0];
+    data.extend((offset | u16::from(!is_last)).to_be_bytes());
+    data.extend([0, 0, 0, number]);
+    data.extend(payload);
+    v6(44, &data)
+}
+
+#[test]
+fn fragments_wait_for_the_first_one() {
+    for is_v6 in [false, true] {
+        let mut testbed = Testbed::new(2);
+        testbed.claim(1, TransportProtocol::Udp, 53).unwrap();
+        let first = fragment(is_v6, 1, 0, &transport(SOURCE, 53, &[0; 8]));
+        let [second, third] = [16, 24].map(|offset| fragment(is_v6, 1, offset, &[1; 8]));
+        for early in [&third, &second] {
+            testbed.send(early);
+            assert!(testbed.receive().iter().all(Vec::is_empty), "the core is not known yet");
+        }
+        testbed.send(&first);
+        let received = testbed.receive();
+        assert_eq!(received, [vec![], vec![first.clone(), third, second.clone()]]);
+        assert_eq!(testbed.receiving_core(&second), 1, "the flow is known now");
+        let mut other = fragment(is_v6, 2, 16, &[1; 8]);
+        other[if is_v6 { 40 } else { 9 }] = 50;
+        assert_eq!(testbed.receiving_core(&other), 0, "a packet without ports");
+    }
+}
+
+/// Fragments without a first one take a bounded number of frames; the rest goes to the primary
+/// core, which counts what it cannot reassemble.
+#[test]
+fn waiting_fragments_are_limited() {
+    for is_v6 in [false, true] {
+        let mut testbed = Testbed::new(2);
+        let available = testbed.primary_arena.available();
+        let mut passed = 0;
+        for number in 0..=255 {
+            for _ in 0..20 {
+                testbed.send(&fragment(is_v6, number, 16, &[1; 8]));
+                passed += testbed.receive()[0].len();
+            }
+        }
+        let waiting = available - testbed.primary_arena.available();
+        assert_eq!((passed + waiting, waiting), (256 * 20, 128));
     }
 }
 
@@ -177,7 +231,9 @@ fn fragments_of_chosen_packets_displace_no_others() {
         let (wanted, other) = (transport(SOURCE, 53, &[0; 8]), transport(SOURCE, 54, &[0; 8]));
         assert_eq!(testbed.receiving_core(&fragment(1, number, true, &wanted)), 1);
         assert_eq!(testbed.receiving_core(&fragment(2, number, true, &other)), 0);
-        testbed.receiving_core(&fragment(1, number, false, &[1; 8])) == 1
+        // A packet whose flow was displaced waits for its first fragment.
+        testbed.send(&fragment(1, number, false, &[1; 8]));
+        testbed.receive()[1].len() == 1
     });
     assert!(followed.count() > 48);
 }
@@ -214,6 +270,8 @@ fn active_cores_get_neighbour_advertisements() {
     testbed.send(&advertisement);
     let got = testbed.receive();
     assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [1, 0, 1]);
+    (0..3).for_each(|core| testbed.primary.flow_steering().set_inactive(core));
+    assert_eq!(testbed.receiving_core(&advertisement), 0, "no core but the primary has sockets");
     let mut arp = vec![0xff; 12];
     arp.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 2]);
     arp.extend([1; 20]);

@@ -7,7 +7,7 @@ use tidegate_device::mem::{MemConfig, wire};
 use tidegate_device::sharded::PortSharing;
 use tidegate_gate::Settings;
 use tidegate_gate::admission::{self, Admission, Class, Match, SourceId};
-use tidegate_stack::{TcpOptions, UdpId, UdpOptions};
+use tidegate_stack::{SocketSelection, TcpError, TcpOptions, TcpState, UdpId, UdpOptions};
 use tidegate_wire::{DropReason, IpCidr};
 
 use super::*;
@@ -464,6 +464,34 @@ fn cores_choose_different_ephemeral_ports() {
     assert!(ports.windows(2).all(|two| two[0].0 != two[1].0));
 }
 
+/// The port of a migrating socket is in use, although its stack no longer has the socket.
+#[test]
+fn connects_from_no_port_that_is_migrating() {
+    for (own, peers) in address_sets() {
+        let (near, far) = wire(&MemConfig::default()).unwrap();
+        let ShardedStacks { stacks, flow_steering } = open_sharded(net(near, own), 2).unwrap();
+        let flow_steering = flow_steering.unwrap();
+        let mut engines: Vec<_> = stacks.into_iter().map(|(engine, _)| engine).collect();
+        let (_client, _) = open(net(far, &peers[0])).unwrap();
+        let peer = SocketAddr::new(peers[0].parse::<IpCidr>().unwrap().address(), 80);
+        let migrating = 50_000;
+        for port in 32_768..=u16::MAX {
+            let core = usize::from(port != migrating);
+            let port = (TransportProtocol::Tcp, port);
+            flow_steering.claim(core, port, PortSharing::Exclusive).unwrap();
+        }
+        let mut connect = |core: usize| {
+            let (stack, arena, now_ns) = engines[core].parts();
+            let id = stack.tcp_connect(now_ns, arena, None, peer, TcpOptions::default())?;
+            Ok(stack.tcp_local_addr(id).unwrap().port())
+        };
+        flow_steering.park(0, &[(TransportProtocol::Tcp, migrating)]).unwrap();
+        assert_eq!(connect(0), Err(TcpError::NoPortFree(peer)));
+        flow_steering.hand_over(0, 0, [((TransportProtocol::Tcp, migrating), 0)]);
+        assert_eq!(connect(0), Ok(migrating), "the port came back");
+    }
+}
+
 #[test]
 fn rejects_shared_kernel_addresses_on_several_cores() {
     let (near, _far) = wire(&MemConfig::default()).unwrap();
@@ -525,6 +553,69 @@ fn frames_passed_on_are_drained_while_receiving_is_paused() {
         frames.into_iter().for_each(|frame| arena.free(frame));
         assert!(secondary.drain_passed_frames().unwrap());
         assert_eq!(secondary.stack().udp_queue_len(server), 102);
+    }
+}
+
+/// Segments that a paused core has not received yet belong to a connection that leaves it.
+#[test]
+fn connection_migrates_from_a_core_whose_receiving_is_paused() {
+    for (own, peers) in address_sets() {
+        let (near, far) = wire(&MemConfig::default()).unwrap();
+        let gate = tidegate_gate::Config::default().feedback_timeout_us(100_000_000);
+        let near = net(near, own).gate(Settings::new(gate).unwrap());
+        let ShardedStacks { stacks, flow_steering } = open_sharded(near, 2).unwrap();
+        let flow_steering = flow_steering.unwrap();
+        flow_steering.set_active(1);
+        let (mut engines, claims): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
+        let (mut client, _) = open(net(far, &peers[0])).unwrap();
+        let local = SocketAddr::new(own.parse::<IpCidr>().unwrap().address(), 80);
+        let sharing = PortSharing::Exclusive;
+        claims[1].claim_among_cores(TransportProtocol::Tcp, local, sharing, None).unwrap();
+        let [primary, secondary] = &mut engines[..] else { panic!("there are two cores") };
+        let any = SocketAddr::new(local.ip(), 0);
+        let slow = secondary.parts().0.udp_bind(any, UdpOptions::default()).unwrap();
+        let options = TcpOptions::default();
+        let listener = secondary.parts().0.tcp_listen(local, 1, options).unwrap();
+        let (stack, arena, now_ns) = client.parts();
+        let ours = stack.tcp_connect(now_ns, arena, None, local, options).unwrap();
+        poll_until(&mut [&mut client, &mut *primary, &mut *secondary], |all| {
+            all[2].stack().tcp_acceptable(listener) == 1
+        });
+        let theirs = secondary.parts().0.tcp_accept(listener).unwrap();
+        // Three quarters of the slow socket's queue are full.
+        secondary.read_clock();
+        secondary.report_fill(slow, tidegate_stack::QUEUE_FILL_SCALE * 3 / 4 + 1);
+        assert_eq!(secondary.poll().unwrap(), 0);
+        let (stack, arena, now_ns) = client.parts();
+        stack.tcp_send(now_ns, arena, ours, b"in flight").unwrap();
+        client.poll().unwrap();
+        primary.poll().unwrap();
+        assert_eq!(secondary.poll().unwrap(), 0, "receiving is paused");
+        let port = (TransportProtocol::Tcp, 80);
+        std::thread::scope(|scope| {
+            let parked = scope.spawn(|| flow_steering.park(1, &[port]));
+            while !parked.is_finished() {
+                primary.poll().unwrap();
+            }
+            parked.join().unwrap().unwrap();
+        });
+        assert!(secondary.drain_passed_frames().unwrap());
+        let selection = SocketSelection {
+            listeners: vec![listener],
+            connections: vec![theirs],
+            ..SocketSelection::default()
+        };
+        let (stack, arena, now_ns) = secondary.parts();
+        let extracted = stack.extract_sockets(now_ns, arena, &selection);
+        secondary.flush().unwrap();
+        let (stack, arena, now_ns) = primary.parts();
+        let moved = stack.insert_sockets(now_ns, arena, extracted).unwrap();
+        flow_steering.hand_over(1, 0, [(port, 1)]);
+        let theirs = moved.connections[0].1;
+        poll_until(&mut [&mut client, &mut *primary, &mut *secondary], |all| {
+            all[1].stack().tcp_readable(theirs) == b"in flight".len()
+        });
+        assert_eq!(client.stack().tcp_state(ours), Some(TcpState::Established));
     }
 }
 

@@ -49,8 +49,8 @@ impl MessageHandler for Dispatcher {
                 let _ = to.send(core.server.engine.stack().own_addresses());
             }
             CoreMessage::Gather => core.move_all_to_primary()?,
-            CoreMessage::Gathered { unmoved } => {
-                successor = self.handover.on_gathered(core, unmoved)?;
+            CoreMessage::Gathered { unmoved, why } => {
+                successor = self.handover.on_gathered(core, unmoved, why)?;
             }
             CoreMessage::HandOver(request) => successor = self.handover.start(core, request)?,
             CoreMessage::Stop => return Ok(ControlFlow::Break(None)),

@@ -8,6 +8,31 @@ use tidegate_device::sharded::PortSharing;
 use tidegate_device::steering::TransportProtocol;
 use tidegate_stack::{Stack, TcpId, TcpListenerId, UdpId};
 
+/// Transport protocol in a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum ProtocolSnapshot {
+    Udp,
+    Tcp,
+}
+
+impl From<TransportProtocol> for ProtocolSnapshot {
+    fn from(protocol: TransportProtocol) -> Self {
+        match protocol {
+            TransportProtocol::Udp => Self::Udp,
+            TransportProtocol::Tcp => Self::Tcp,
+        }
+    }
+}
+
+impl From<ProtocolSnapshot> for TransportProtocol {
+    fn from(saved: ProtocolSnapshot) -> Self {
+        match saved {
+            ProtocolSnapshot::Udp => Self::Udp,
+            ProtocolSnapshot::Tcp => Self::Tcp,
+        }
+    }
+}
+
 /// Index of an application on its core.
 pub(super) type AppNumber = u32;
 

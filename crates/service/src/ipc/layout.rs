@@ -197,6 +197,11 @@ impl SharedMemory {
         Arc::ptr_eq(&self.control, &other.control)
     }
 
+    /// Number that no other memory has while this one exists.
+    pub(crate) fn id(&self) -> usize {
+        Arc::as_ptr(&self.control).addr()
+    }
+
     /// Flag of a slot by which an application requests notifications of changes.
     pub(crate) fn change_flag(&self, slot: u32) -> io::Result<WakeFlag<WordRange>> {
         Ok(self.slot(slot)?.notify_on_change)

@@ -351,6 +351,11 @@ impl NeighbourCache {
         NeighbourTimeout::Solicit(NeighbourAction::Probe(ip, mac))
     }
 
+    /// True if frames wait for the answer of a neighbour.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.waiting_total > 0
+    }
+
     /// Removes all waiting frames, before the stack is dropped.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Frame> + '_ {
         self.waiting_total = 0;

@@ -81,7 +81,8 @@ impl Stack {
     ///
     /// Call between two bursts. Transmit the queued frames before the target stack sends, so that
     /// no packet is overtaken. Frames that wait for a neighbour stay here and are sent when the
-    /// neighbour answers. The call examines every connection of this stack.
+    /// neighbour answers. The call examines the connections on the local ports of the sockets; all
+    /// connections in a stack without [`Stack::set_port_groups`].
     pub fn extract_sockets(
         &mut self,
         now_ns: u64,

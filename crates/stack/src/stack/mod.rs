@@ -425,6 +425,11 @@ impl Stack {
         self.tcp.set_port_groups(handle);
     }
 
+    /// True if frames wait for the answer of a neighbour.
+    pub fn awaits_neighbours(&self) -> bool {
+        self.interface.neighbours.has_waiting()
+    }
+
     /// True if an event is queued.
     #[inline]
     pub fn has_events(&self) -> bool {

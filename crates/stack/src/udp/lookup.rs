@@ -31,6 +31,8 @@ pub(super) struct Member {
 pub(super) struct PortEntry {
     /// Sockets bound to the unspecified address, by family: IPv4, then IPv6.
     pub(super) any: [BoundGroup; 2],
+    /// All sockets on the port, in no order.
+    pub(super) sockets: Vec<u32>,
     /// Number of sockets bound to a specific address.
     pub(super) bound_count: u32,
     /// Number of connected sockets.

@@ -281,6 +281,7 @@ impl UdpTable {
     fn add_connected(&mut self, index: u32, port: u16, local: SocketAddr, remote: SocketAddr) {
         self.lookup.connected.insert((local, remote), Member { index, reuse_port: false });
         let port = self.port_entry(port);
+        port.sockets.push(index);
         port.connected_count += 1;
         port.update_sole();
     }
@@ -331,11 +332,12 @@ impl UdpTable {
         }
         // Rare case: other sockets use this port. All must agree to share it, unless their
         // addresses do not overlap.
-        let clash =
-            self.sockets.slots.iter().filter_map(|slot| slot.socket.as_ref()).any(|other| {
-                let agree = both_reuse_address(socket, other) || may_share_address(socket, other);
-                other.bound.port() == bound.port() && !agree && addresses_overlap(socket, other)
-            });
+        let on_port = self.lookup.entries[usize::from(entry)].sockets.iter();
+        let mut others = on_port.filter_map(|&at| self.sockets.slots[at as usize].socket.as_ref());
+        let clash = others.any(|other| {
+            let agree = both_reuse_address(socket, other) || may_share_address(socket, other);
+            !agree && addresses_overlap(socket, other)
+        });
         if clash { Err(in_use) } else { Ok(()) }
     }
 
@@ -344,6 +346,7 @@ impl UdpTable {
         if socket.bound.ip().is_unspecified() {
             let families = Self::unspecified_families(socket);
             let port = self.port_entry(socket.bound.port());
+            port.sockets.push(index);
             families.for_each(|family| port.any[family].push(member));
             port.update_sole();
         } else {
@@ -351,6 +354,7 @@ impl UdpTable {
             group.push(member);
             let is_sole = group.len() == 1;
             let port = self.port_entry(socket.bound.port());
+            port.sockets.push(index);
             port.bound_count += 1;
             port.newest_bound = is_sole.then_some((socket.bound.ip(), index));
             port.update_sole();
@@ -363,6 +367,9 @@ impl UdpTable {
         let (bound, local, remote) = (socket.bound, socket.local, socket.remote);
         let entry = self.lookup.entry_of_port[port_index(bound.port())];
         let port = &mut self.lookup.entries[usize::from(entry)];
+        if let Some(at) = port.sockets.iter().position(|&index| index == id.index) {
+            port.sockets.swap_remove(at);
+        }
         if let Some(remote) = remote {
             self.lookup.connected.remove(&(local, remote));
             port.connected_count -= 1;

@@ -2,7 +2,7 @@
 
 mod coalescing;
 mod commands;
-mod kernel_sockets;
+pub(super) mod kernel_sockets;
 mod memory_use;
 mod notifications;
 mod protocol_error;
@@ -165,6 +165,12 @@ impl Application {
     pub(super) fn register_kernel_socket(&mut self, kernel_socket: KernelSocket, wake: &WakeCores) {
         kernel_socket.socket.count_releases(&self.releases, wake);
         self.kernel_sockets.register(kernel_socket);
+    }
+
+    /// Counts the releases of ports that another daemon had registered.
+    pub(super) fn count_releases(&self, wake: &WakeCores) {
+        let sockets = self.kernel_sockets.descriptors();
+        sockets.for_each(|socket| socket.count_releases(&self.releases, wake));
     }
 
     /// True while workers are about to release ports of its kernel sockets.

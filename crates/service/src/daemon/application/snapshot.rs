@@ -5,6 +5,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use super::Application;
+use super::kernel_sockets::KernelSocketSnapshot;
 use super::slots::SocketEntry;
 use crate::daemon::ids::{Identity, PayloadBytes, SocketKey};
 use crate::daemon::quota::AppSettings;
@@ -30,6 +31,8 @@ pub(in crate::daemon) struct ApplicationSnapshot {
     pub(in crate::daemon) deferred_command: Option<[u64; COMMAND_WORDS]>,
     pub(in crate::daemon) commands_taken: u64,
     pub(in crate::daemon) payload_bytes: PayloadBytes,
+    /// Kernel sockets whose ports it has not bound here yet, with a descriptor each.
+    pub(in crate::daemon) kernel_sockets: Vec<KernelSocketSnapshot>,
 }
 
 /// Socket held by an application, as plain data.
@@ -67,6 +70,7 @@ impl Application {
             deferred_command: self.commands.deferred.map(Command::to_words),
             commands_taken: self.commands.taken,
             payload_bytes: self.payload_bytes,
+            kernel_sockets: self.kernel_sockets.save(),
         }
     }
 

@@ -129,6 +129,11 @@ impl NetworkCore {
         self.active.exited.retain(others);
     }
 
+    /// True if an application is attached.
+    pub(super) fn has_applications(&self) -> bool {
+        self.active.polled() + self.active.sleeping > 0
+    }
+
     /// True if the wake-ups of sleeping applications must be collected in every round.
     pub(super) fn has_sleeping_apps(&self) -> bool {
         self.active.sleeping > 0

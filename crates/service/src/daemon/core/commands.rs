@@ -136,9 +136,7 @@ impl SocketServer {
         });
         let claim = claim.inspect_err(|_| self.close_udp(id))?;
         let make = |memory: &SharedMemory, handle| {
-            let mut socket = AppSocket::udp(memory, handle, id)?;
-            socket.claim = claim;
-            Ok(socket)
+            Ok(AppSocket::udp(memory, handle, id)?.with_claim(claim))
         };
         let key = self.add_socket(number, app, make).inspect_err(|_| self.close_udp(id))?;
         self.socket_index.insert(StackSocketId::Udp(id), key);
@@ -197,9 +195,7 @@ impl SocketServer {
         };
         let claim = claimed.inspect_err(|_| self.close_listener(id))?;
         let make = |memory: &SharedMemory, handle| {
-            let mut socket = AppSocket::listener(memory, handle, id)?;
-            socket.claim = claim;
-            Ok(socket)
+            Ok(AppSocket::listener(memory, handle, id)?.with_claim(claim))
         };
         let key = self.add_socket(number, app, make).inspect_err(|_| self.close_listener(id))?;
         self.socket_index.insert(StackSocketId::Listener(id), key);
@@ -221,7 +217,7 @@ impl SocketServer {
         let SocketKind::Listener(from) = socket.kind else {
             return Err(ErrorKind::InvalidInput.into());
         };
-        let claim = socket.claim.clone();
+        let claim = socket.claim().cloned();
         let accepted = self.engine.parts().0.tcp_accept(from);
         // The accept level is reported in any case.
         let acceptable = self.engine.stack().tcp_acceptable(from) > 0;
@@ -280,8 +276,8 @@ impl SocketServer {
             }
         };
         self.socket_index.insert(StackSocketId::Stream(id), key);
+        self.sockets.set_claim(key, claim);
         if let Some(socket) = self.sockets.get_mut(key) {
-            socket.claim = claim;
             // Data received so far is there before the application learns of the connection. It has
             // written nothing yet.
             let _ = socket.poll(&mut self.engine, 0);
@@ -329,7 +325,7 @@ impl SocketServer {
     ) -> Option<SocketKey> {
         let key = app.key(handle)?;
         let socket = self.socket_mut(app, handle)?;
-        if socket.holders.len() > 1 {
+        if socket.holders().len() > 1 {
             self.leave_socket(number, app, key);
             return Some(key);
         }

@@ -122,11 +122,7 @@ impl Cores {
 
     /// Sets the number of cores that get new applications.
     pub(in crate::daemon) fn set_used(&self, used: usize) {
-        let used = used.min(self.count());
-        self.used.store(used, Ordering::Relaxed);
-        if let Some(flow_steering) = &self.flow_steering {
-            (0..used).for_each(|core| flow_steering.set_active(core));
-        }
+        self.used.store(used.min(self.count()), Ordering::Relaxed);
     }
 
     /// Number of cores that get new applications.

@@ -9,6 +9,7 @@ use tidegate_engine::{IdleStep, SleepPlan, pause};
 
 use super::NetworkCore;
 use super::round_timer::RoundTimer;
+use super::server::SocketServer;
 
 /// Time to wait for a device whose transmit ring is full.
 const DEVICE_RETRY_INTERVAL: Duration = Duration::from_micros(100);
@@ -24,6 +25,7 @@ impl NetworkCore {
                 self.contention = pause();
             }
             IdleStep::Sleep => {
+                self.update_activity();
                 self.inbox.bell.arm();
                 self.request_wake_ups();
                 // The sender may have found the bell unarmed.
@@ -36,6 +38,18 @@ impl NetworkCore {
             }
         }
         Ok(())
+    }
+
+    /// Marks this core as inactive once it serves nothing: other cores' frames no longer wake it. An
+    /// application that arrives later marks it as active again.
+    pub(super) fn update_activity(&mut self) {
+        let Some(flow_steering) = self.cores.flow_steering() else { return };
+        let SocketServer { engine, sockets, .. } = &self.server;
+        let stack = engine.stack();
+        let has_traffic = stack.tcp_connections() > 0 || stack.awaits_neighbours();
+        if !self.has_applications() && sockets.len() == 0 && !has_traffic {
+            flow_steering.set_inactive(self.index);
+        }
     }
 
     fn sleep(&mut self) -> io::Result<()> {

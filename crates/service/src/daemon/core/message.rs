@@ -44,12 +44,22 @@ pub(in crate::daemon) enum CoreMessage {
     OwnAddresses(mpsc::Sender<OwnAddresses>),
     /// Move everything to the primary core, then answer with `Gathered`.
     Gather,
-    /// A core has moved all it could; `unmoved` applications and sockets remain there.
-    Gathered { unmoved: usize },
+    /// A core has moved all it could; `unmoved` applications and sockets remain there, for a reason
+    /// if the core could not send them.
+    Gathered { unmoved: usize, why: Option<NotMigrated> },
     /// Hand over to another daemon.
     HandOver(HandoverRequest),
     /// Stop.
     Stop,
+}
+
+/// Reason for which sockets stay on their core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(in crate::daemon) enum NotMigrated {
+    #[error("network core 0 does not run")]
+    PrimaryCoreHangs,
+    #[error("no frame is free for the packets that have arrived for the sockets")]
+    NoFreeFrame,
 }
 
 /// Report of a core, with the shared memory of each application in it.
@@ -72,6 +82,8 @@ pub(in crate::daemon) struct PortQuery {
     pub(in crate::daemon) is_resolved: bool,
     /// Times that all cores may still be queried.
     pub(in crate::daemon) laps_left: u32,
+    /// Time that the other cores have spent so far, for the application's account.
+    pub(in crate::daemon) spent_ns: u64,
 }
 
 /// Applications in migration between two cores, with all they hold.
@@ -111,7 +123,8 @@ impl HandoverRequest {
 
 /// Everything that the next daemon needs.
 pub(in crate::daemon) struct HandoverPackage {
-    pub(in crate::daemon) state: Vec<u8>,
+    /// Sealed memory file with the state.
+    pub(in crate::daemon) state: OwnedFd,
     pub(in crate::daemon) fds: StateFds,
 }
 
@@ -120,6 +133,8 @@ pub(in crate::daemon) struct HandoverPackage {
 pub(in crate::daemon) struct StateFds {
     pub(in crate::daemon) memories: Vec<SharedMemory>,
     pub(in crate::daemon) connections: Vec<AppFd>,
+    /// Kernel sockets that applications have registered, in the order of the applications.
+    pub(in crate::daemon) kernel_sockets: Vec<AppFd>,
     /// Kernel sockets of the port claims.
     pub(in crate::daemon) claims: Vec<Arc<dyn HeldSocket>>,
     /// Descriptor left of the device.
@@ -130,9 +145,9 @@ impl StateFds {
     /// All descriptors, in the order in which the next daemon takes them.
     pub(in crate::daemon) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let memories = self.memories.iter().flat_map(SharedMemory::regions).map(AsFd::as_fd);
-        let connections = self.connections.iter().map(AsFd::as_fd);
+        let of_apps = self.connections.iter().chain(&self.kernel_sockets).map(AsFd::as_fd);
         let claims = self.claims.iter().map(AsFd::as_fd);
         let device = self.device.iter().map(AsFd::as_fd);
-        memories.chain(connections).chain(claims).chain(device).collect()
+        memories.chain(of_apps).chain(claims).chain(device).collect()
     }
 }

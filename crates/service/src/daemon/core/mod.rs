@@ -253,12 +253,19 @@ impl NetworkCore {
 
     /// Inserts an application; returns its index.
     pub(super) fn insert_application(&mut self, app: Box<Application>) -> AppNumber {
-        let free = self.apps.iter().position(Option::is_none);
-        let index = free.unwrap_or_else(|| {
+        // A number that a socket still refers to is not reused: the memory of the socket may be
+        // that of an application that has ended.
+        let is_referred_to = |number| self.server.sockets.refers_to(number as AppNumber);
+        let mut slots = self.apps.iter().enumerate();
+        let free = slots.find(|(number, app)| app.is_none() && !is_referred_to(*number));
+        let index = free.map_or(self.apps.len(), |(number, _)| number);
+        if index == self.apps.len() {
             self.apps.push(None);
-            self.apps.len() - 1
-        });
+        }
         self.apps[index] = Some(app);
+        if let Some(flow_steering) = self.cores.flow_steering() {
+            flow_steering.set_active(self.index);
+        }
         self.watch(index as AppNumber);
         index as AppNumber
     }

@@ -113,7 +113,7 @@ impl NetworkCore {
     /// Notifies the holders of a socket of a change.
     fn notify_holders(&mut self, key: SocketKey) {
         let mut at = 0;
-        while let Some(&holder) = self.server.sockets.get(key).and_then(|s| s.holders.get(at)) {
+        while let Some(&holder) = self.server.sockets.get(key).and_then(|s| s.holders().get(at)) {
             let Some(Some(app)) = self.apps.get_mut(holder.app as usize) else {
                 at += 1;
                 continue;
@@ -134,7 +134,7 @@ impl NetworkCore {
     fn on_protocol_error(&mut self, key: SocketKey) {
         let SocketServer { engine, sockets, .. } = &mut self.server;
         let Some(socket) = sockets.get_mut(key) else { return };
-        match socket.holders.as_slice() {
+        match socket.holders() {
             [holder] => {
                 let app = holder.app;
                 self.evict(app, ProtocolError::CorruptMemory);
@@ -151,7 +151,7 @@ impl NetworkCore {
     pub(in crate::daemon) fn free_ended_sockets(&mut self) {
         while let Some(gone) = self.server.ended.pop() {
             let is_dirty = gone.needs_discard();
-            for holder in &gone.holders {
+            for holder in gone.holders() {
                 if let Some(Some(app)) = self.apps.get_mut(holder.app as usize) {
                     let is_own = gone.slot.is_in(&app.memory);
                     app.payload_bytes.add(gone.payload_bytes());
@@ -159,15 +159,15 @@ impl NetworkCore {
                 }
             }
             // The origin may have exited before the other holders.
-            if let Some(Some(app)) = self.apps.get_mut(gone.origin.app as usize)
+            if let Some(Some(app)) = self.apps.get_mut(gone.origin().app as usize)
                 && gone.slot.is_in(&app.memory)
             {
                 match is_dirty {
-                    true => app.discard_slot(gone.origin.slot, self.cores.wake()),
-                    false => app.slots.free(gone.origin.slot),
+                    true => app.discard_slot(gone.origin().slot, self.cores.wake()),
+                    false => app.slots.free(gone.origin().slot),
                 }
             } else if is_dirty
-                && let Some(holder) = gone.holders.first()
+                && let Some(holder) = gone.holders().first()
                 && let Some(Some(app)) = self.apps.get(holder.app as usize)
             {
                 app.connection().run(move |_| gone.slot.discard());
@@ -182,7 +182,7 @@ fn first_holder<'a>(
     sockets: &SocketTable,
     key: SocketKey,
 ) -> Option<&'a mut Application> {
-    let holder = sockets.get(key)?.holders.first()?;
+    let holder = sockets.get(key)?.holders().first()?;
     apps.get_mut(holder.app as usize)?.as_deref_mut()
 }
 

@@ -1,9 +1,9 @@
 //! Query for a port that an application wants and another core has.
 //!
 //! The holder of the port may have just exited, or only closed connections may still use it: on
-//! a single core the port would be free then. So before the command fails, the other cores are
-//! queried one after another, and the command waits meanwhile. A port that may be shared stays
-//! where it is, too.
+//! a single core the port would be free then. So before the command fails, the cores that have the
+//! port are queried one after another, and the command waits meanwhile. A port that may be shared
+//! stays where it is, too. The time that the other cores spend is the application's.
 
 use std::io;
 
@@ -38,6 +38,7 @@ impl NetworkCore {
             token,
             is_resolved: false,
             laps_left: QUERY_LAPS,
+            spent_ns: 0,
         };
         let sent = self.forward_query(query).is_ok();
         if let Some(Some(app)) = self.apps.get_mut(number as usize)
@@ -48,9 +49,17 @@ impl NetworkCore {
         sent
     }
 
-    /// Sends a query to the next core.
+    /// Sends a query to the next core that has the port, or back to the core that asks. While the
+    /// port is migrating, every core may have it soon.
     pub(in crate::daemon) fn forward_query(&self, query: PortQuery) -> io::Result<()> {
-        let next = (self.index + 1) % self.cores.count();
+        let flow_steering = self.cores.flow_steering();
+        let holders = flow_steering.and_then(|steering| steering.holders(query.port));
+        let is_asked = |core: &usize| {
+            *core == query.asking_core || holders.is_none_or(|holders| holders & 1 << core != 0)
+        };
+        let count = self.cores.count();
+        let mut others = (1..=count).map(|step| (self.index + step) % count);
+        let next = others.find(is_asked).unwrap_or(query.asking_core);
         self.cores.inbox(next).send(CoreMessage::PortQuery(query))
     }
 }

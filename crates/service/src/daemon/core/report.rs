@@ -118,7 +118,7 @@ impl SocketReport {
             peer: socket.peer_addr(&host.engine),
             waiting,
             fill_percent: fill * 100 / QUEUE_FILL_SCALE,
-            holders: socket.holders.len(),
+            holders: socket.holders().len(),
         }
     }
 }

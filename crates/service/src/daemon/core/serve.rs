@@ -109,7 +109,7 @@ impl NetworkCore {
         for key in all {
             let SocketServer { engine, sockets, .. } = &mut self.server;
             let Some(socket) = sockets.get_mut(key) else { continue };
-            if socket.holders.len() > 1 {
+            if socket.holders().len() > 1 {
                 self.server.leave_socket(number, &mut app, key);
                 // The application may have written data without a notification.
                 self.poll_socket(key);
@@ -157,6 +157,7 @@ impl NetworkCore {
         }
         self.free_ended_sockets();
         self.reap_except(None);
+        self.update_activity();
     }
 
     pub(super) fn reap_if_exited(&mut self, number: AppNumber) {

@@ -51,9 +51,7 @@ impl SocketServer {
     ) -> io::Result<SocketKey> {
         let handle = app.slots.reserve()?;
         let made = make(&app.memory, handle).inspect_err(|_| app.slots.free(handle.slot));
-        let mut socket = made?;
-        socket.origin = Holder { app: number, slot: handle.slot };
-        socket.add_holder(socket.origin);
+        let socket = made?.owned_by(Holder { app: number, slot: handle.slot });
         let key = self.sockets.insert(socket);
         app.insert_socket(handle, key)?;
         Ok(key)
@@ -67,10 +65,9 @@ impl SocketServer {
         parent: &Application,
     ) -> io::Result<()> {
         for (handle, key) in parent.sockets() {
-            let Some(socket) = self.sockets.get_mut(key) else { continue };
-            if !socket.is_closed() {
+            if self.sockets.get(key).is_some_and(|socket| !socket.is_closed()) {
                 child.inherit_socket(handle, key)?;
-                socket.add_holder(Holder { app: number, slot: handle.slot });
+                self.sockets.add_holder(key, Holder { app: number, slot: handle.slot });
             }
         }
         child.slots.finish_inheriting();
@@ -84,9 +81,9 @@ impl SocketServer {
         app: &mut Application,
         key: SocketKey,
     ) {
-        let Some(socket) = self.sockets.get_mut(key) else { return };
-        let Some(holder) = socket.remove_holder(number) else { return };
-        app.slots.remove(holder.slot, socket.slot.is_in(&app.memory));
+        let Some(holder) = self.sockets.remove_holder(key, number) else { return };
+        let is_own = self.sockets.get(key).is_some_and(|socket| socket.slot.is_in(&app.memory));
+        app.slots.remove(holder.slot, is_own);
     }
 
     /// Closes a socket without other holders. Returns its key if it must be polled. Received bytes
@@ -107,8 +104,8 @@ impl SocketServer {
 
     /// Ends a socket, in the stack too.
     pub(super) fn end_socket(&mut self, key: SocketKey, abrupt: bool) {
-        let Some(mut socket) = self.sockets.remove(key) else { return };
-        let claim = socket.claim.take();
+        let Some(socket) = self.sockets.remove(key) else { return };
+        let (mut socket, claim) = socket.split_claim();
         match &mut socket.kind {
             SocketKind::Udp(datagrams) => {
                 let (_, arena, _) = self.engine.parts();

@@ -11,23 +11,36 @@ use tidegate_stack::{SocketSelection, TcpId};
 use super::sets::MigrationSet;
 use crate::daemon::application::Application;
 use crate::daemon::core::NetworkCore;
-use crate::daemon::core::message::{CoreMessage, MigrationBatch};
+use crate::daemon::core::message::{CoreMessage, MigrationBatch, NotMigrated};
+use crate::daemon::core::server::SocketServer;
 use crate::daemon::ids::{AppNumber, SocketKey, StackSocketId};
 use crate::daemon::socket::AppSocket;
 
 impl NetworkCore {
-    /// Migrates a set of applications to another core.
-    pub(super) fn migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<()> {
+    /// Migrates a set of applications to another core. Returns the reason if the set stays here; the
+    /// log has it, too.
+    pub(super) fn migrate(
+        &mut self,
+        set: MigrationSet,
+        to: usize,
+    ) -> io::Result<Option<NotMigrated>> {
+        let outcome = self.try_migrate(set, to)?;
+        if let Some(why) = outcome {
+            (self.log)(&format!("sockets stay on network core {}: {why}", self.index));
+        }
+        Ok(outcome)
+    }
+
+    fn try_migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<Option<NotMigrated>> {
         let cores = Arc::clone(&self.cores);
-        let Some(flow_steering) = cores.flow_steering() else { return Ok(()) };
+        let Some(flow_steering) = cores.flow_steering() else { return Ok(None) };
         let to = cores.migration_target(to);
         if to == self.index || to >= cores.count() {
-            return Ok(());
+            return Ok(None);
         }
         let MigrationSet { apps, sockets, ports } = set;
         if flow_steering.park(self.index, &ports).is_err() {
-            // `Daemon::stop` reports what is wrong with the primary core.
-            return Ok(());
+            return Ok(Some(NotMigrated::PrimaryCoreHangs));
         }
         if !self.drain_parked()? {
             // The stack has no memory for frames that would find their sockets gone: RST.
@@ -36,7 +49,7 @@ impl NetworkCore {
                 self.index,
                 ports.into_iter().map(|port| (port, 0)),
             );
-            return Ok(());
+            return Ok(Some(NotMigrated::NoFreeFrame));
         }
         let (sockets, mut selection) = self.remove_sockets(sockets);
         let keys: Vec<SocketKey> = sockets.iter().map(|(key, _)| *key).collect();
@@ -64,7 +77,8 @@ impl NetworkCore {
             from_core: self.index,
             is_returned: false,
         };
-        cores.inbox(to).send(CoreMessage::InsertBatch(Box::new(batch)))
+        cores.inbox(to).send(CoreMessage::InsertBatch(Box::new(batch)))?;
+        Ok(None)
     }
 
     /// Processes the frames that were received before their ports were parked. Returns false if
@@ -103,11 +117,8 @@ impl NetworkCore {
     /// Removes the closed connections on `ports`, except those with the claim of a socket that
     /// stays.
     fn take_closing(&mut self, ports: &[LocalPort]) -> Vec<(TcpId, Arc<PortClaim>)> {
-        let all = self.server.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
-        let staying: HashSet<_> = all.map(Arc::as_ptr).collect();
-        self.server.claims.take_closing(|claim| {
-            ports.contains(&claim.local_port()) && !staying.contains(&Arc::as_ptr(claim))
-        })
+        let SocketServer { claims, sockets, .. } = &mut self.server;
+        claims.take_closing(ports, |claim| !sockets.has_claim(claim))
     }
 
     /// Removes applications from this core, as far as they have not ended.
@@ -130,7 +141,7 @@ fn count_claims(
     sockets: &[(SocketKey, Box<AppSocket>)],
     closing: &[(TcpId, Arc<PortClaim>)],
 ) -> Vec<(LocalPort, u32)> {
-    let claims = sockets.iter().filter_map(|(_, socket)| socket.claim.as_ref());
+    let claims = sockets.iter().filter_map(|(_, socket)| socket.claim());
     let claims = claims.chain(closing.iter().map(|(_, claim)| claim));
     let claims: HashSet<_> = claims.map(|claim| (Arc::as_ptr(claim), claim.local_port())).collect();
     let mut counts: HashMap<_, _> = ports.into_iter().map(|port| (port, 0)).collect();

@@ -82,12 +82,9 @@ impl NetworkCore {
         ids: &SocketIdMap,
     ) -> HashMap<SocketKey, SocketKey> {
         let number_of = |old| numbers.get(&old).copied().unwrap_or(NO_APP);
-        let insert = |(old, mut socket): (SocketKey, Box<AppSocket>)| {
+        let insert = |(old, socket): (SocketKey, Box<AppSocket>)| {
+            let mut socket = socket.renumbered(number_of);
             socket.set_id(ids.get(socket.id()).unwrap_or(socket.id()));
-            socket.origin.app = number_of(socket.origin.app);
-            for holder in &mut socket.holders {
-                holder.app = number_of(holder.app);
-            }
             // Events during the migration are found by polling every socket.
             socket.in_poll_queue = true;
             let id = socket.id();

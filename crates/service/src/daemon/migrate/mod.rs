@@ -3,6 +3,8 @@
 //! Frames for their ports are parked meanwhile, so nothing is lost or reordered.
 
 pub(super) mod balancer;
+#[cfg(test)]
+mod core_tests;
 mod extract;
 mod id_map;
 mod insert;

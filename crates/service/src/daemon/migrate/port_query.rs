@@ -21,6 +21,8 @@ impl NetworkCore {
             query.is_resolved |= flow_steering.can_claim(self.index, port, query.sharing);
             // The application may have migrated, and queries again on its new core.
             let Some((_, app)) = find_by_token(&mut self.apps, query.token) else { return Ok(()) };
+            let (_, _, now_ns) = self.server.engine.parts();
+            app.cpu_share.charge(now_ns, std::mem::take(&mut query.spent_ns));
             if query.is_resolved || query.laps_left == 0 {
                 app.commands.on_port_query_done();
                 return Ok(());
@@ -31,8 +33,9 @@ impl NetworkCore {
         self.reap_except(None);
         self.handle_events();
         self.server.release_closed();
-        let claims = self.server.sockets.entries().filter_map(|(_, socket)| socket.claim.as_ref());
-        let is_used = claims.map(|claim| claim.local_port()).any(|used| used == port);
+        // The work so far was due in any case.
+        let began_ns = self.server.engine.read_clock();
+        let is_used = self.server.sockets.has_port(port);
         let is_open = |flow_steering: &FlowSteering| {
             flow_steering.can_claim(query.asking_core, port, query.sharing)
         };
@@ -44,6 +47,8 @@ impl NetworkCore {
                 query.asking_core,
             )?;
         }
+        let spent_ns = self.server.engine.read_clock().saturating_sub(began_ns);
+        query.spent_ns = query.spent_ns.saturating_add(spent_ns);
         self.forward_query(query)
     }
 }

@@ -63,6 +63,19 @@ impl Testbed {
         self.daemon.cores.inbox(from).send(CoreMessage::MoveLoad { to, busy_permille }).unwrap();
     }
 
+    /// Waits until these cores receive the frames for all cores.
+    fn wait_for_active_cores(&self, expected: u64) {
+        let began = Instant::now();
+        loop {
+            let now = self.daemon.cores.flow_steering().unwrap().active_cores();
+            if now == expected {
+                return;
+            }
+            assert!(began.elapsed() < LIMIT, "{now:b} instead of {expected:b}");
+            std::thread::yield_now();
+        }
+    }
+
     /// Waits until each core has the expected number of applications.
     fn wait_for_counts(&self, expected: [usize; 3]) {
         let counts =
@@ -93,6 +106,20 @@ fn moves_some_or_all_applications_to_another_core() {
     testbed.move_load(2, 1, FULL_PERMILLE);
     testbed.wait_for_counts([0, 3, 0]);
     (0..3).for_each(|app| testbed.bind(app, 2000 + app as u16));
+}
+
+#[test]
+fn cores_without_applications_become_inactive() {
+    let mut testbed = Testbed::new(2);
+    (0..2).for_each(|app| testbed.bind(app, 1000 + app as u16));
+    testbed.move_load(0, 1, 0);
+    testbed.wait_for_active_cores(0b011);
+    testbed.move_load(0, 2, FULL_PERMILLE);
+    testbed.wait_for_active_cores(0b111);
+    testbed.move_load(1, 2, FULL_PERMILLE);
+    testbed.wait_for_active_cores(0b101);
+    testbed.apps.clear();
+    testbed.wait_for_active_cores(0b001);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Socket of an application: connects its streams in shared memory with the stack.
 
+pub(super) mod groups;
 pub(super) mod pending_datagram;
 pub(super) mod snapshot;
 pub(super) mod table;
@@ -40,12 +41,13 @@ pub(super) struct AppSocket {
     pub(super) kind: SocketKind,
     pub(super) slot: SocketSlot,
     pub(super) status: Status,
+    // The table of sockets counts these three: changed by its methods only.
     /// Claim of its local port.
-    pub(super) claim: Option<Arc<PortClaim>>,
+    claim: Option<Arc<PortClaim>>,
     /// Application that created the socket; status and streams are in that application's slot.
-    pub(super) origin: Holder,
+    origin: Holder,
     /// Applications that hold the socket.
-    pub(super) holders: Vec<Holder>,
+    holders: Vec<Holder>,
     /// A holder has corrupted the streams: the socket is no longer polled.
     is_corrupt: bool,
     /// The socket is in the core's poll queue.
@@ -218,14 +220,55 @@ impl AppSocket {
         is_new
     }
 
+    /// The socket with this claim of its local port.
+    pub(super) fn with_claim(self, claim: Option<Arc<PortClaim>>) -> Self {
+        Self { claim, ..self }
+    }
+
+    /// The socket with this application as its origin and only holder.
+    pub(super) fn owned_by(self, owner: Holder) -> Self {
+        Self { origin: owner, holders: vec![owner], ..self }
+    }
+
+    /// The socket on another core, with the numbers that the applications have there.
+    pub(super) fn renumbered(
+        mut self: Box<Self>,
+        number_of: impl Fn(AppNumber) -> AppNumber,
+    ) -> Box<Self> {
+        self.origin.app = number_of(self.origin.app);
+        self.holders.iter_mut().for_each(|holder| holder.app = number_of(holder.app));
+        self
+    }
+
+    /// The socket without its claim, and the claim.
+    pub(super) fn split_claim(mut self: Box<Self>) -> (Box<Self>, Option<Arc<PortClaim>>) {
+        let claim = self.claim.take();
+        (self, claim)
+    }
+
+    /// Claim of its local port.
+    pub(super) fn claim(&self) -> Option<&Arc<PortClaim>> {
+        self.claim.as_ref()
+    }
+
+    /// Application that created the socket; status and streams are in that application's slot.
+    pub(super) fn origin(&self) -> Holder {
+        self.origin
+    }
+
+    /// Applications that hold the socket.
+    pub(super) fn holders(&self) -> &[Holder] {
+        &self.holders
+    }
+
     /// Adds a holder.
-    pub(super) fn add_holder(&mut self, holder: Holder) {
+    fn add_holder(&mut self, holder: Holder) {
         self.holders.push(holder);
         self.set_status(Status { shared: self.holders.len() > 1, ..self.status });
     }
 
     /// Removes `app` from the holders; returns its entry.
-    pub(super) fn remove_holder(&mut self, app: AppNumber) -> Option<Holder> {
+    fn remove_holder(&mut self, app: AppNumber) -> Option<Holder> {
         let at = self.holders.iter().position(|holder| holder.app == app)?;
         let holder = self.holders.remove(at);
         self.set_status(Status { shared: self.holders.len() > 1, ..self.status });

@@ -35,34 +35,29 @@ impl TransferTable {
     ) -> io::Result<()> {
         let key = app.key(handle).ok_or(ErrorKind::NotConnected)?;
         let (uid, expires_ns) = (app.identity.uid, now_ns.saturating_add(TRANSFER_TIMEOUT_NS));
-        let is_counted =
-            |transfer: &&SocketTransfer| transfer.uid == uid && transfer.is_in_transit();
-        let is_full = self.0.values().filter(is_counted).count() >= MAX_TRANSFERS_PER_USER;
-        let is_free = self.can_insert(fd_cookie, key);
-        match self.0.get_mut(&fd_cookie).filter(|transfer| transfer.key == key) {
+        let is_full = self.in_transit_of(uid) >= MAX_TRANSFERS_PER_USER;
+        let known = self.get(fd_cookie).filter(|transfer| transfer.key == key).copied();
+        let transfer = match known {
             Some(transfer) if transfer.is_in_transit() => {
-                (transfer.pending_receivers, transfer.expires_ns) =
-                    (transfer.pending_receivers.saturating_add(1), expires_ns);
+                let pending_receivers = transfer.pending_receivers.saturating_add(1);
+                let transfer = SocketTransfer { pending_receivers, expires_ns, ..transfer };
+                self.insert(fd_cookie, transfer);
                 return Ok(());
             }
             _ if is_full => return Err(ErrorKind::QuotaExceeded.into()),
-            Some(transfer) => (transfer.pending_receivers, transfer.expires_ns) = (1, expires_ns),
-            None if is_free => {
-                let transfer = SocketTransfer {
-                    key,
-                    uid,
-                    pending_receivers: 1,
-                    expires_ns,
-                    is_shared: false,
-                    shards,
-                };
-                self.0.insert(fd_cookie, transfer);
-            }
+            Some(transfer) => SocketTransfer { pending_receivers: 1, expires_ns, ..transfer },
+            None if self.can_insert(fd_cookie, key) => SocketTransfer {
+                key,
+                uid,
+                pending_receivers: 1,
+                expires_ns,
+                is_shared: false,
+                shards,
+            },
             None => return Err(ErrorKind::InvalidInput.into()),
-        }
-        if let Some(socket) = sockets.get_mut(key) {
-            socket.add_holder(IN_TRANSIT);
-        }
+        };
+        self.insert(fd_cookie, transfer);
+        sockets.add_holder(key, IN_TRANSIT);
         Ok(())
     }
 
@@ -85,7 +80,7 @@ impl TransferTable {
                 is_shared: true,
                 shards: shard.count,
             };
-            self.0.insert(fd_cookie, transfer);
+            self.insert(fd_cookie, transfer);
         }
     }
 
@@ -102,22 +97,25 @@ impl TransferTable {
         app: &mut Application,
         fd_cookie: FdCookie,
     ) -> io::Result<TransferReply> {
-        let transfer = self.0.get(&fd_cookie).ok_or(ErrorKind::NotConnected)?;
+        let transfer = self.get(fd_cookie).ok_or(ErrorKind::NotConnected)?;
         let (key, shards) = (transfer.key, transfer.shards);
         if transfer.uid != app.identity.uid {
             return Err(ErrorKind::PermissionDenied.into());
         }
-        let socket = sockets.get_mut(key).ok_or(ErrorKind::NotConnected)?;
+        if sockets.get(key).is_none() {
+            return Err(ErrorKind::NotConnected.into());
+        }
         let own = app.sockets().find(|&(_, other)| other == key);
         let handle = match own {
             Some((handle, _)) => handle,
             None => {
                 let handle = app.slots.reserve()?;
                 app.insert_socket(handle, key)?;
-                socket.add_holder(Holder { app: number, slot: handle.slot });
+                sockets.add_holder(key, Holder { app: number, slot: handle.slot });
                 handle
             }
         };
+        let socket = sockets.get(key).ok_or(ErrorKind::NotConnected)?;
         let socket_type = match &socket.kind {
             SocketKind::Udp(_) => TransferredType::Udp,
             SocketKind::Listener(_) => TransferredType::Listener,
@@ -148,7 +146,7 @@ impl TransferTable {
         uid: u32,
         fd_cookie: FdCookie,
     ) -> Option<SocketKey> {
-        let transfer = self.0.get(&fd_cookie)?;
+        let transfer = self.get(fd_cookie)?;
         if transfer.uid == uid { self.on_received(sockets, fd_cookie) } else { None }
     }
 
@@ -158,33 +156,33 @@ impl TransferTable {
         sockets: &mut SocketTable,
         now_ns: u64,
     ) -> Vec<SocketKey> {
-        let late = |(&fd_cookie, transfer): (&FdCookie, &SocketTransfer)| {
-            (transfer.is_in_transit() && transfer.expires_ns <= now_ns).then_some(fd_cookie)
-        };
-        let late: Vec<_> = self.0.iter().filter_map(late).collect();
-        late.into_iter().filter_map(|fd_cookie| self.end(sockets, fd_cookie)).collect()
+        let mut unheld = Vec::new();
+        while let Some(fd_cookie) = self.expired(now_ns) {
+            unheld.extend(self.end(sockets, fd_cookie));
+        }
+        unheld
     }
 
     /// Counts one receiver of a socket in transit. Returns the socket if no holder is left.
     fn on_received(&mut self, sockets: &mut SocketTable, fd_cookie: FdCookie) -> Option<SocketKey> {
-        let transfer = self.0.get_mut(&fd_cookie).filter(|transfer| transfer.is_in_transit())?;
-        transfer.pending_receivers -= 1;
-        match transfer.pending_receivers {
-            0 => self.end(sockets, fd_cookie),
-            _ => None,
+        let transfer = *self.get(fd_cookie).filter(|transfer| transfer.is_in_transit())?;
+        let pending_receivers = transfer.pending_receivers - 1;
+        if pending_receivers == 0 {
+            return self.end(sockets, fd_cookie);
         }
+        self.insert(fd_cookie, SocketTransfer { pending_receivers, ..transfer });
+        None
     }
 
     /// Ends a transfer. Returns the socket if no holder is left.
     fn end(&mut self, sockets: &mut SocketTable, fd_cookie: FdCookie) -> Option<SocketKey> {
-        let transfer = self.0.get_mut(&fd_cookie)?;
+        let transfer = self.remove(fd_cookie)?;
         let key = transfer.key;
-        (transfer.pending_receivers, transfer.expires_ns) = (0, u64::MAX);
-        if !transfer.is_shared {
-            self.0.remove(&fd_cookie);
+        if transfer.is_shared {
+            let ended = SocketTransfer { pending_receivers: 0, expires_ns: u64::MAX, ..transfer };
+            self.insert(fd_cookie, ended);
         }
-        let socket = sockets.get_mut(key)?;
-        socket.remove_holder(NO_APP);
-        socket.holders.is_empty().then_some(key)
+        sockets.remove_holder(key, NO_APP);
+        sockets.get(key)?.holders().is_empty().then_some(key)
     }
 }

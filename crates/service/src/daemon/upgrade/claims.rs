@@ -11,7 +11,7 @@ use tidegate_device::steering::TransportProtocol;
 use tidegate_engine::{HeldSocket, PortClaim, PortClaims};
 use tidegate_stack::TcpId;
 
-use super::snapshot::{ClaimSnapshot, ProtocolSnapshot};
+use super::snapshot::ClaimSnapshot;
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::ids::{NO_APP, SocketKey};
 use crate::daemon::snapshot_error::InvalidSnapshot;
@@ -40,10 +40,7 @@ impl<'c> ClaimTable<'c> {
             let kernel = claim.kernel_socket().cloned();
             let (protocol, _) = claim.local_port();
             let saved = ClaimSnapshot {
-                protocol: match protocol {
-                    TransportProtocol::Udp => ProtocolSnapshot::Udp,
-                    TransportProtocol::Tcp => ProtocolSnapshot::Tcp,
-                },
+                protocol: protocol.into(),
                 local: claim.local(),
                 addresses: claim.addresses().collect(),
                 has_kernel_socket: kernel.is_some(),
@@ -90,17 +87,11 @@ impl SocketServer {
         let port = self.engine.device();
         let resume = |(kernel, claim): (Option<AppFd>, ClaimSnapshot)| {
             let kernel = kernel.map(|fd| Arc::new(fd) as Arc<dyn HeldSocket>);
-            let protocol = match claim.protocol {
-                ProtocolSnapshot::Udp => TransportProtocol::Udp,
-                ProtocolSnapshot::Tcp => TransportProtocol::Tcp,
-            };
-            PortClaims::resume(port, protocol, claim.local, &claim.addresses, kernel)
+            PortClaims::resume(port, claim.protocol.into(), claim.local, &claim.addresses, kernel)
         };
         let claims = restored.claims.into_iter().map(resume).collect::<io::Result<Vec<_>>>()?;
         for (key, number) in restored.sockets {
-            if let Some(socket) = self.sockets.get_mut(key) {
-                socket.claim = claims.get(number as usize).cloned();
-            }
+            self.sockets.set_claim(key, claims.get(number as usize).cloned());
         }
         for (id, number) in restored.closing {
             let (stack, _, _) = self.engine.parts();
@@ -133,12 +124,10 @@ impl SocketServer {
         for key in self.sockets.keys() {
             let stack = self.engine.stack();
             let Some(socket) = self.sockets.get(key) else { continue };
-            let (id, app) = (socket.id(), socket.origin.app);
+            let (id, app) = (socket.id(), socket.origin().app);
             let Some((protocol, local)) = id.local(stack) else { continue };
             let claim = settle(self, app, protocol, local, id.sharing(stack))?;
-            if let Some(socket) = self.sockets.get_mut(key) {
-                socket.claim = claim;
-            }
+            self.sockets.set_claim(key, claim);
         }
         let lingering: Vec<_> = self.engine.stack().tcp_lingering().collect();
         for (id, local, options) in lingering {

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use tidegate_memory::shared::Region;
 
 use super::restore::restore;
-use super::snapshot::DaemonSnapshot;
+use super::snapshot::{DaemonSnapshot, FDS_PER_MEMORY};
 use crate::daemon::quota::AppSettings;
 use crate::daemon::transfer::table::{SocketTransfer, TransferTable};
 use crate::daemon::workers::UserWorkers;
@@ -33,9 +33,7 @@ pub enum Outcome {
 /// applications as a core would.
 pub fn check(bytes: &[u8]) -> Outcome {
     let Ok(state) = DaemonSnapshot::decode(bytes) else { return Outcome::Unreadable };
-    let apps = state.applications.iter().flatten().count();
-    let held = state.claims.iter().filter(|claim| claim.has_kernel_socket).count();
-    let others = apps + held + usize::from(state.device.is_some());
+    let others = state.count_descriptors() - FDS_PER_MEMORY * state.memories.len();
     let Ok(descriptors) = descriptors(&state.memories, others) else { return Outcome::Refused };
     let (workers, _) = UserWorkers::new();
     let restored = restore(state, descriptors, AppSettings::default(), &workers);
@@ -55,7 +53,7 @@ pub fn check(bytes: &[u8]) -> Outcome {
 }
 
 fn descriptors(memories: &[Geometry], others: usize) -> io::Result<Vec<OwnedFd>> {
-    if 2 * memories.len() + others > MAX_DESCRIPTORS {
+    if FDS_PER_MEMORY * memories.len() + others > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
     let mut descriptors = Vec::new();

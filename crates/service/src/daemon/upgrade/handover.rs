@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use tidegate_engine::{NetConfig, OpenError};
 
+use super::protocol::sealed_memfd;
 use super::save::save;
 use crate::daemon::core::NetworkCore;
-use crate::daemon::core::message::{CoreMessage, HandoverPackage, HandoverRequest};
+use crate::daemon::core::message::{CoreMessage, HandoverPackage, HandoverRequest, NotMigrated};
 
 /// Time before the handover in which received frames are processed without an answer: some
 /// round trips in one network.
@@ -25,6 +26,9 @@ const GATHER_LAPS: usize = 2;
 /// Refusal of an upgrade when the primary core cannot hold everything.
 const NO_CAPACITY: &str =
     "one network core has no space for the sockets of all cores: restart it instead";
+
+/// Refusal of an upgrade when a core could not send its sockets to the primary core.
+const NOT_GATHERED: &str = "the sockets of a network core cannot move to core 0 now";
 
 /// Creates the configuration of a daemon's stack once more.
 pub type ConfigFactory = Box<dyn FnMut() -> io::Result<NetConfig> + Send>;
@@ -74,6 +78,8 @@ struct PendingHandover {
     laps_left: usize,
     /// Applications and sockets that could not move, the last time.
     unmoved: usize,
+    /// Reason of a core that could not send them.
+    why: Option<NotMigrated>,
 }
 
 impl Handover {
@@ -99,8 +105,13 @@ impl Handover {
             return self.hand_over(core, &request);
         }
         core.cores.set_gathering(true);
-        self.pending =
-            Some(PendingHandover { request, awaited_cores: 0, laps_left: GATHER_LAPS, unmoved: 0 });
+        self.pending = Some(PendingHandover {
+            request,
+            awaited_cores: 0,
+            laps_left: GATHER_LAPS,
+            unmoved: 0,
+            why: None,
+        });
         self.gather(core)
     }
 
@@ -110,25 +121,26 @@ impl Handover {
         let Some(leaving) = &mut self.pending else { return Ok(None) };
         if leaving.laps_left > 0 {
             leaving.laps_left -= 1;
-            leaving.unmoved = 0;
+            (leaving.unmoved, leaving.why) = (0, None);
             leaving.awaited_cores = core.cores.count() - 1;
             (1..core.cores.count())
                 .try_for_each(|other| core.cores.inbox(other).send(CoreMessage::Gather))?;
             return Ok(None);
         }
-        let Some(PendingHandover { request, unmoved, .. }) = self.pending.take() else {
+        let Some(PendingHandover { request, unmoved, why, .. }) = self.pending.take() else {
             return Ok(None);
         };
         let mut successor = None;
-        match unmoved {
-            0 => successor = self.hand_over(core, &request)?,
-            _ => request.refuse(NO_CAPACITY),
+        match why {
+            _ if unmoved == 0 => successor = self.hand_over(core, &request)?,
+            Some(why) => request.refuse(&format!("{NOT_GATHERED}: {why}")),
+            None => request.refuse(NO_CAPACITY),
         }
         core.cores.set_gathering(false);
         Ok(successor)
     }
 
-    /// Counts a core that has moved all it could. Returns the process ID of the daemon that has
+    /// Counts a core that has moved all it could, and the reason for the rest. Returns the process ID of the daemon that has
     /// taken over, if any.
     ///
     /// # Errors
@@ -137,9 +149,11 @@ impl Handover {
         &mut self,
         core: &mut NetworkCore,
         unmoved: usize,
+        why: Option<NotMigrated>,
     ) -> io::Result<Option<u32>> {
         let Some(leaving) = &mut self.pending else { return Ok(None) };
         leaving.unmoved += unmoved;
+        leaving.why = leaving.why.or(why);
         leaving.awaited_cores -= 1;
         if leaving.awaited_cores == 0 { self.gather(core) } else { Ok(None) }
     }
@@ -160,8 +174,10 @@ impl Handover {
             server.engine.close_device(server.claims.shares_kernel_addresses())?;
         }
         let saved = save(stack, server, &mut core.apps);
-        let offer =
-            saved.and_then(|(state, fds)| Ok(HandoverPackage { state: state.encode()?, fds }));
+        let offer = saved.and_then(|(state, fds)| {
+            let state = sealed_memfd(|file| state.encode(file))?;
+            Ok(HandoverPackage { state, fds })
+        });
         let _ = to.offer.send(offer.map_err(|error| error.to_string()));
         // A dropped channel means that the handover has failed.
         let successor = to.outcome.recv().ok().flatten();

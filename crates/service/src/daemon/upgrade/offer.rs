@@ -43,7 +43,7 @@ pub(in crate::daemon) fn offer_upgrade(
     // The applications get the answers that workers send.
     cores.workers().wait_until_idle(WORKERS_TIMEOUT);
     let mut other = Predecessor::new(connection)?;
-    let handed_over = other.hand_over(&package.state, listener, &package.fds.descriptors());
+    let handed_over = other.hand_over(package.state.as_fd(), listener, &package.fds.descriptors());
     let successor = handed_over.is_ok().then_some(peer.pid.get());
     if let Err(error) = handed_over {
         log(&format!("no upgrade: {error}; this daemon continues"));

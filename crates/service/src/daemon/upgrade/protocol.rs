@@ -85,13 +85,12 @@ impl Predecessor {
     /// When there was no upgrade: the new daemon has failed, or is too slow.
     pub(in crate::daemon) fn hand_over(
         &mut self,
-        state: &[u8],
+        state: BorrowedFd<'_>,
         listener: &UnixListener,
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
-        let state = sealed_memfd(state)?;
         let output = [rustix::stdio::stdout(), rustix::stdio::stderr()];
-        let own = [state.as_fd(), listener.as_fd(), output[0], output[1]];
+        let own = [state, listener.as_fd(), output[0], output[1]];
         let mut head = [0; HEADER_BYTES];
         head[..MAGIC.len()].copy_from_slice(&MAGIC);
         head[MAGIC.len()..].copy_from_slice(&(descriptors.len() as u32).to_ne_bytes());
@@ -202,11 +201,11 @@ fn expect_byte(connection: &mut UnixStream, word: u8) -> io::Result<()> {
     }
 }
 
-/// Copies bytes to a sealed memory file (`memfd_create(2)`), which no process can change.
-fn sealed_memfd(bytes: &[u8]) -> io::Result<OwnedFd> {
+/// Sealed memory file (`memfd_create(2)`) with what `write` writes, which no process can change.
+pub(super) fn sealed_memfd(write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(rustix::fs::memfd_create("tidegate-state", flags)?);
-    file.write_all(bytes)?;
+    write(&mut file)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file.into())
 }
@@ -233,6 +232,10 @@ mod tests {
     fn pair() -> (UnixStream, Successor) {
         let (old, new) = UnixStream::pair().unwrap();
         (old, Successor(new))
+    }
+
+    fn memfd_of(bytes: &[u8]) -> OwnedFd {
+        sealed_memfd(|file| file.write_all(bytes)).unwrap()
     }
 
     fn numbered_memfd(number: usize) -> File {
@@ -263,7 +266,9 @@ mod tests {
                     new.commit().unwrap();
                 });
                 receive_hello(old.as_fd()).unwrap();
-                Predecessor::new(old).unwrap().hand_over(&state, &listener, &fds).unwrap();
+                let state = memfd_of(&state);
+                let mut old = Predecessor::new(old).unwrap();
+                old.hand_over(state.as_fd(), &listener, &fds).unwrap();
                 taking.join().unwrap();
             });
         }
@@ -278,7 +283,7 @@ mod tests {
             scope.spawn(move || drop(new.request_state().unwrap()));
             let mut old = Predecessor::new(old).unwrap();
             receive_hello(old.0.as_fd()).unwrap();
-            assert!(old.hand_over(b"state", &listener, &[]).is_err());
+            assert!(old.hand_over(memfd_of(b"state").as_fd(), &listener, &[]).is_err());
             assert!(old.abort());
         });
         let (old, new) = pair();
@@ -300,7 +305,7 @@ mod tests {
         let head = |count: u32| [&MAGIC[..], &count.to_ne_bytes()].concat();
         let file = numbered_memfd(7);
         let own = [file.as_fd(); DAEMON_FDS];
-        let sealed = sealed_memfd(b"x").unwrap();
+        let sealed = memfd_of(b"x");
         let good = [sealed.as_fd(), own[1], own[2], own[3]];
         assert!(ask(&|old| send_with_fds(old, &head(0), &own[..2]).unwrap()).contains("version"));
         assert!(ask(&|old| send_with_fds(old, &MAGIC, &own).unwrap()).contains("version"));

@@ -1,5 +1,6 @@
 //! Restoration of a network core from the snapshot of another daemon.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,20 +12,19 @@ use tidegate_stack::{StackSnapshot, TcpId};
 use super::claims::RestoredClaims;
 use super::snapshot::{ClaimSnapshot, DaemonSnapshot};
 use crate::daemon::application::Application;
+use crate::daemon::application::kernel_sockets::{KernelSocketSnapshot, KernelSockets};
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::core::{CoreSlot, NetworkCore};
-use crate::daemon::ids::{AppNumber, Holder, SocketKey};
+use crate::daemon::ids::{AppNumber, Holder, NO_APP, SocketKey};
 use crate::daemon::log::Log;
 use crate::daemon::quota::AppSettings;
 use crate::daemon::snapshot_error::InvalidSnapshot;
+use crate::daemon::socket::snapshot::SocketSnapshot;
 use crate::daemon::socket::table::SocketTable;
 use crate::daemon::socket::{AppSocket, SocketKind};
 use crate::daemon::transfer::table::{IN_TRANSIT, SocketTransfer, TransferSnapshot, TransferTable};
 use crate::daemon::workers::{AppFd, NOBODY, UserWorkers};
 use crate::ipc::layout::{Geometry, SharedMemory};
-
-/// File descriptors of each shared memory.
-const FDS_PER_MEMORY: usize = 2;
 
 /// Restored parts of a core besides its engine.
 pub(in crate::daemon) struct RestoredCore {
@@ -51,7 +51,7 @@ impl RestoredCore {
             let Some(socket) = server.sockets.get(transfer.key) else { return false };
             let may_be_shared =
                 !transfer.is_shared || matches!(socket.kind, SocketKind::Listener(_));
-            socket.holders.contains(&IN_TRANSIT) == transfer.is_in_transit() && may_be_shared
+            socket.holders().contains(&IN_TRANSIT) == transfer.is_in_transit() && may_be_shared
         };
         let now_ns = server.engine.read_clock();
         server.transfers = TransferTable::restore(self.transfers, now_ns, fits)?;
@@ -70,6 +70,7 @@ impl RestoredCore {
         core.cores.load(core.index).add_applications(self.apps.iter().flatten().count());
         core.apps = self.apps;
         (0..core.apps.len()).for_each(|number| core.watch(number as AppNumber));
+        core.apps.iter().flatten().for_each(|app| app.count_releases(core.cores.wake()));
         core.poll_queue = keys;
         Ok(core)
     }
@@ -86,6 +87,9 @@ pub(in crate::daemon) fn restore(
     settings: AppSettings,
     workers: &UserWorkers,
 ) -> io::Result<(StackSnapshot, RestoredCore, Option<InheritedDevice>)> {
+    if descriptors.len() != state.count_descriptors() {
+        return Err(InvalidSnapshot("the number of descriptors is wrong").into());
+    }
     let DaemonSnapshot {
         stack,
         memories,
@@ -97,30 +101,25 @@ pub(in crate::daemon) fn restore(
         device,
         ..
     } = state;
-    let held = claims.iter().filter(|claim| claim.has_kernel_socket).count();
-    let count = memories.len() * FDS_PER_MEMORY
-        + applications.iter().flatten().count()
-        + held
-        + usize::from(device.is_some());
-    if descriptors.len() != count {
-        return Err(InvalidSnapshot("the number of descriptors is wrong").into());
-    }
     let mut descriptors = descriptors.into_iter();
+    let owners = applications.iter().flatten().map(|app| (app.memory, app.identity.uid));
+    let owners: HashMap<u32, u32> = owners.collect();
     let memories: Vec<SharedMemory> = (0..)
         .zip(memories)
         .map(|(index, geometry)| {
-            let mut owners = applications.iter().flatten().filter(|app| app.memory == index);
-            let uid = owners.next().map_or(NOBODY, |app| app.identity.uid);
+            let uid = owners.get(&index).copied().unwrap_or(NOBODY);
             map_memory(geometry, &mut descriptors, &workers.region_releaser(uid))
         })
         .collect::<io::Result<_>>()?;
     let memory = |number: u32| {
         memories.get(number as usize).ok_or(InvalidSnapshot("a shared memory does not exist"))
     };
-    let apps: Vec<_> = applications
+    let mut kernel_sockets = Vec::new();
+    let mut apps: Vec<_> = applications
         .into_iter()
         .map(|saved| {
-            let Some(saved) = saved else { return Ok(None) };
+            let Some(mut saved) = saved else { return Ok(None) };
+            kernel_sockets.push(std::mem::take(&mut saved.kernel_sockets));
             let connection =
                 descriptors.next().ok_or(InvalidSnapshot("a connection is missing"))?;
             let memory = memory(saved.memory)?.clone();
@@ -129,14 +128,21 @@ pub(in crate::daemon) fn restore(
             Ok(Some(Box::new(app)))
         })
         .collect::<io::Result<_>>()?;
-    let with_claims = (0..).zip(&sockets);
-    let with_claims = with_claims.filter_map(|(key, saved)| Some((key, saved.as_ref()?.claim?)));
-    let with_claims: Vec<_> = with_claims.collect();
+    for (app, saved) in apps.iter_mut().flatten().zip(kernel_sockets) {
+        restore_kernel_sockets(app, saved, &mut descriptors, workers)?;
+    }
+    let claim_of = |(key, saved): (_, &Option<SocketSnapshot>)| Some((key, saved.as_ref()?.claim?));
+    let with_claims: Vec<_> = (0..).zip(&sockets).filter_map(claim_of).collect();
     let sockets: Vec<_> = sockets
         .into_iter()
         .map(|saved| {
-            let Some(saved) = saved else { return Ok(None) };
+            let Some(mut saved) = saved else { return Ok(None) };
             let memory = memory(saved.memory)?;
+            // The origin may have ended; its number is free then.
+            let is_live = |app: AppNumber| matches!(apps.get(app as usize), Some(Some(_)));
+            if !is_live(saved.origin.app) {
+                saved.origin.app = NO_APP;
+            }
             AppSocket::restore(saved, memory).map(Some)
         })
         .collect::<io::Result<_>>()?;
@@ -154,6 +160,23 @@ pub(in crate::daemon) fn restore(
         device.and_then(|kind| Some(InheritedDevice::new(kind.into(), descriptors.next()?)));
     let restored = RestoredCore { apps, sockets: SocketTable::restore(sockets), transfers, claims };
     Ok((stack, restored, inherited))
+}
+
+/// Gives an application the kernel sockets that it had registered.
+fn restore_kernel_sockets(
+    app: &mut Application,
+    saved: Vec<KernelSocketSnapshot>,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+    workers: &UserWorkers,
+) -> Result<(), InvalidSnapshot> {
+    let uid = app.identity.uid;
+    let fds = descriptors.take(saved.len()).map(|fd| AppFd::new(fd, uid, workers));
+    let fds: Vec<_> = fds.collect();
+    if fds.len() < saved.len() {
+        return Err(InvalidSnapshot("a kernel socket is missing"));
+    }
+    app.kernel_sockets = KernelSockets::restore(saved.into_iter().zip(fds))?;
+    Ok(())
 }
 
 fn map_memory(
@@ -185,13 +208,13 @@ fn check_holders(
             expected += 1;
             let holder = Holder { app: number as AppNumber, slot: handle.slot };
             let socket = sockets.get(key as usize).and_then(Option::as_ref);
-            let holds = |socket: &AppSocket| socket.holders.contains(&holder);
+            let holds = |socket: &AppSocket| socket.holders().contains(&holder);
             if !socket.is_some_and(holds) {
                 return Err(InvalidSnapshot("an application has a socket that it does not hold"));
             }
         }
     }
-    let held: usize = sockets.iter().flatten().map(|socket| socket.holders.len()).sum();
+    let held: usize = sockets.iter().flatten().map(|socket| socket.holders().len()).sum();
     if held != expected || sockets.len() > SocketKey::MAX as usize {
         return Err(InvalidSnapshot("a socket has a holder that does not list it"));
     }

@@ -1,5 +1,6 @@
 //! Snapshot of a network core for a handover.
 
+use std::collections::HashMap;
 use std::io;
 
 use tidegate_stack::StackSnapshot;
@@ -9,7 +10,6 @@ use super::snapshot::DaemonSnapshot;
 use crate::daemon::application::Application;
 use crate::daemon::core::message::StateFds;
 use crate::daemon::core::server::SocketServer;
-use crate::ipc::layout::SharedMemory;
 
 /// Takes a snapshot of all applications and their sockets.
 ///
@@ -28,6 +28,7 @@ pub(in crate::daemon) fn save(
             // Every application has a memory of its own.
             fds.memories.push(app.memory.clone());
             fds.connections.push(app.connection().clone());
+            fds.kernel_sockets.extend(app.kernel_sockets.descriptors().cloned());
             Some(app.save(fds.memories.len() as u32 - 1))
         })
         .collect();
@@ -38,13 +39,19 @@ pub(in crate::daemon) fn save(
     let is_shared = own.shares_kernel_addresses();
     let ending = own.closing().filter(|_| is_shared);
     let closing = ending.map(|(id, claim)| (id.to_bits(), claims.index_of(claim))).collect();
+    let indices = (0..).zip(&fds.memories).map(|(index, memory)| (memory.id(), index));
+    let mut indices: HashMap<usize, u32> = indices.collect();
     let sockets = sockets
         .all()
         .map(|socket| {
             let socket = socket?;
             // The memory of an exited application stays as long as a socket in it.
-            let memory = memory_index(&mut fds.memories, socket.slot.memory());
-            let claim = socket.claim.as_ref().filter(|_| is_shared);
+            let memory = socket.slot.memory();
+            let memory = *indices.entry(memory.id()).or_insert_with(|| {
+                fds.memories.push(memory.clone());
+                fds.memories.len() as u32 - 1
+            });
+            let claim = socket.claim().filter(|_| is_shared);
             Some(socket.save(memory, claim.map(|claim| claims.index_of(claim)), engine))
         })
         .collect();
@@ -69,14 +76,4 @@ pub(in crate::daemon) fn save(
         device,
     };
     Ok((state, fds))
-}
-
-/// Index of a memory, which is added if it is new.
-fn memory_index(memories: &mut Vec<SharedMemory>, memory: &SharedMemory) -> u32 {
-    let known = memories.iter().position(|known| known.is_same(memory));
-    let number = known.unwrap_or_else(|| {
-        memories.push(memory.clone());
-        memories.len() - 1
-    });
-    number as u32
 }

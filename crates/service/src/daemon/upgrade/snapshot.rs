@@ -2,7 +2,7 @@
 //!
 //! File descriptors are sent beside it ([`super::protocol`]).
 
-use std::io;
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,7 @@ use tidegate_engine::InheritedKind;
 use tidegate_stack::StackSnapshot;
 
 use crate::daemon::application::snapshot::ApplicationSnapshot;
+use crate::daemon::ids::ProtocolSnapshot;
 use crate::daemon::snapshot_error::InvalidSnapshot;
 use crate::daemon::socket::snapshot::SocketSnapshot;
 use crate::daemon::transfer::table::TransferSnapshot;
@@ -17,7 +18,13 @@ use crate::ipc::layout::Geometry;
 
 /// Magic number with the format version. Other versions are refused. The stack's snapshot
 /// has a version of its own.
-const FORMAT: [u8; 8] = *b"tidestt\x05";
+const FORMAT: [u8; 8] = *b"tidestt\x06";
+
+/// File descriptors of each shared memory.
+pub(super) const FDS_PER_MEMORY: usize = 2;
+
+/// Bytes that are written at once.
+const BUFFER_BYTES: usize = 64 << 10;
 
 /// Snapshot of a daemon, except its file descriptors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -77,19 +84,26 @@ impl From<DeviceSnapshot> for InheritedKind {
     }
 }
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum ProtocolSnapshot {
-    Udp,
-    Tcp,
-}
-
 impl DaemonSnapshot {
-    /// Serializes the snapshot.
+    /// Serializes the snapshot to a writer, without a copy of all in between.
     ///
     /// # Errors
-    /// When there is no memory for the bytes.
-    pub(super) fn encode(&self) -> io::Result<Vec<u8>> {
-        postcard::to_extend(self, FORMAT.to_vec()).map_err(io::Error::other)
+    /// The error of the writer.
+    pub(super) fn encode(&self, mut to: impl Write) -> io::Result<()> {
+        to.write_all(&FORMAT)?;
+        let mut to = io::BufWriter::with_capacity(BUFFER_BYTES, to);
+        postcard::to_io(self, &mut to).map_err(io::Error::other)?;
+        to.flush()
+    }
+
+    /// Number of descriptors that belong to the snapshot.
+    pub(super) fn count_descriptors(&self) -> usize {
+        let apps = self.applications.iter().flatten();
+        let held = self.claims.iter().filter(|claim| claim.has_kernel_socket).count();
+        self.memories.len() * FDS_PER_MEMORY
+            + apps.map(|app| 1 + app.kernel_sockets.len()).sum::<usize>()
+            + held
+            + usize::from(self.device.is_some())
     }
 
     /// Parses untrusted bytes.

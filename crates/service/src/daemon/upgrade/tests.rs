@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use tidegate_device::steering::TransportProtocol;
 use tidegate_memory::shared::Region;
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 use tidegate_stack::{Config, Stack};
@@ -13,9 +14,10 @@ use tidegate_wire::MacAddr;
 
 use super::fuzz as daemon_state;
 use super::restore::{RestoredCore, restore};
-use super::snapshot::{ClaimSnapshot, DaemonSnapshot, DeviceSnapshot, ProtocolSnapshot};
+use super::snapshot::{ClaimSnapshot, DaemonSnapshot, DeviceSnapshot};
+use crate::daemon::application::kernel_sockets::KernelSocketSnapshot;
 use crate::daemon::application::snapshot::{ApplicationSnapshot, EntrySnapshot};
-use crate::daemon::ids::{Holder, Identity, PayloadBytes};
+use crate::daemon::ids::{Holder, Identity, PayloadBytes, ProtocolSnapshot};
 use crate::daemon::quota::AppSettings;
 use crate::daemon::socket::pending_datagram::DatagramSnapshot;
 use crate::daemon::socket::snapshot::{KindSnapshot, SocketSnapshot};
@@ -24,6 +26,7 @@ use crate::daemon::transfer::table::{
 };
 use crate::daemon::workers::UserWorkers;
 use crate::ipc::command::{COMMAND_WORDS, Command, Handle};
+use crate::ipc::handshake::Shard;
 use crate::ipc::layout::Geometry;
 use crate::ipc::status::{SocketState, Status};
 
@@ -80,6 +83,14 @@ fn sample_snapshot() -> DaemonSnapshot {
         ),
         commands_taken: 5,
         payload_bytes,
+        kernel_sockets: vec![KernelSocketSnapshot {
+            protocol: ProtocolSnapshot::Udp,
+            local: "192.0.2.1:53".parse().unwrap(),
+            is_dual_stack: false,
+            namespace: Some(3),
+            cookie: 4,
+            shard: (1, 2),
+        }],
     };
     DaemonSnapshot {
         stack,
@@ -106,6 +117,14 @@ fn sample_snapshot() -> DaemonSnapshot {
     }
 }
 
+impl DaemonSnapshot {
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.encode(&mut bytes).unwrap();
+        bytes
+    }
+}
+
 struct TestFds {
     regions: [Region; 2],
     connection: UnixStream,
@@ -120,7 +139,7 @@ impl TestFds {
 
     fn restore(&self, state: DaemonSnapshot) -> io::Result<RestoredCore> {
         // Any descriptor can stand for the kernel's ones.
-        let others = [self.connection.as_fd(); 3];
+        let others = [self.connection.as_fd(); 4];
         let fds = self.regions.iter().map(AsFd::as_fd).chain(others);
         let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         let (workers, _) = UserWorkers::new();
@@ -132,14 +151,19 @@ impl TestFds {
 fn snapshot_round_trips() {
     let kit = TestFds::new();
     let state = sample_snapshot();
-    let bytes = state.encode().unwrap();
+    let bytes = state.to_bytes();
     let read = DaemonSnapshot::decode(&bytes).unwrap();
-    assert_eq!(read.encode().unwrap(), bytes);
+    assert_eq!(read.to_bytes(), bytes);
     let mut restored = kit.restore(read).unwrap();
     let app = restored.apps[0].as_mut().unwrap();
     assert_eq!(app.sockets().count(), 3);
     assert_eq!(app.slots.reserve().unwrap(), Handle { slot: 3, generation: 1 });
     assert!(!app.has_space());
+    assert_eq!(app.save(0).kernel_sockets.len(), 1);
+    let local = "192.0.2.1:53".parse().unwrap();
+    let kernel_socket = app.kernel_sockets.take(TransportProtocol::Udp, local, false).unwrap();
+    assert_eq!((kernel_socket.cookie, kernel_socket.shard), (4, Shard { index: 1, count: 2 }));
+    assert!(app.kernel_sockets.take(TransportProtocol::Udp, local, false).is_none());
     assert_eq!(restored.sockets.keys(), [0, 1, 2]);
     let again = |change: fn(&mut TransferSnapshot), fits: fn(&SocketTransfer) -> bool| {
         let mut saved = restored.transfers.clone();
@@ -179,12 +203,14 @@ fn rejects_inconsistent_snapshots() {
     fn socket(state: &mut DaemonSnapshot) -> &mut SocketSnapshot {
         state.sockets[0].as_mut().unwrap()
     }
-    let corruptions: [fn(&mut DaemonSnapshot); 20] = [
+    let corruptions: [fn(&mut DaemonSnapshot); 22] = [
         |state| state.memories.clear(),
         |state| state.memories[0].tcp_bytes = 5,
         |state| state.memories[0].sockets = 1 << 19,
         |state| state.applications.push(state.applications[0].clone()),
         |state| app(state).memory = 1,
+        |state| app(state).kernel_sockets.clear(),
+        |state| app(state).kernel_sockets = vec![app(state).kernel_sockets[0]; 65],
         |state| app(state).generations = vec![1; 5],
         |state| app(state).free_slots = vec![4],
         |state| app(state).entries[0].handle.slot = 7,
@@ -208,7 +234,7 @@ fn rejects_inconsistent_snapshots() {
 
 #[test]
 fn damaged_snapshots_never_panic() {
-    let bytes = sample_snapshot().encode().unwrap();
+    let bytes = sample_snapshot().to_bytes();
     let mut reached = BTreeSet::new();
     for at in 0..bytes.len() {
         for flip in [1, 0x40, 0x80, 0xff] {
@@ -253,12 +279,12 @@ fn corpus_seeds_match_the_snapshot_format() {
     (empty.claims, empty.closing, empty.device) = Default::default();
     let mut inconsistent = sample_snapshot();
     inconsistent.applications[0].as_mut().unwrap().entries[0].key = 9;
-    let whole = sample_snapshot().encode().unwrap();
+    let whole = sample_snapshot().to_bytes();
     let may_write = std::env::var_os("TIDEGATE_GOLDEN").is_some_and(|value| value == "write");
     for (name, bytes) in [
         ("good_one_application", whole.clone()),
-        ("good_nobody", empty.encode().unwrap()),
-        ("refused_another_s_socket", inconsistent.encode().unwrap()),
+        ("good_nobody", empty.to_bytes()),
+        ("refused_another_s_socket", inconsistent.to_bytes()),
         ("unreadable_cut", whole[..whole.len() / 2].to_vec()),
     ] {
         let path = corpus().join(name);

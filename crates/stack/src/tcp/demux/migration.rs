@@ -2,7 +2,7 @@
 //! move unchanged, with the memory of their data. Both tables use one clock, so all times and
 //! sequence numbers stay valid.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use super::table::TcpTable;
@@ -133,12 +133,15 @@ impl TcpTable {
                     || lingers && ports.contains(&connection.tuple.local().port())
             }
         };
-        let slots = (0_u32..).zip(self.connections.slots());
-        let occupied = slots.filter_map(|(index, (_, connection))| Some((index, connection?)));
-        occupied
+        let on_ports = ports.iter().flat_map(|&port| self.connections.on_port(port));
+        let occupied = on_ports.filter_map(|index| Some((index, self.connections.at(index)?)));
+        let mut indices: Vec<_> = occupied
             .filter(|&(index, connection)| leaves(index, connection))
-            .map(|(at, _)| at)
-            .collect()
+            .map(|(index, _)| index)
+            .collect();
+        indices.sort_unstable();
+        indices.dedup();
+        indices
     }
 
     /// Checks that the extracted sockets fit and that their addresses are free.
@@ -201,12 +204,13 @@ impl TcpTable {
             self.events.extend(notifies.then_some(Event::TcpAcceptable(new)));
             listeners.push((old, new));
         }
+        let new_listeners: HashMap<_, _> = listeners.iter().copied().collect();
         for &(_, TcpId { index, .. }) in &connections {
             let Some(connection) = self.connections.at_mut(index) else { continue };
             connection.listener = connection.listener.map(|old| {
-                let new = listeners.iter().find(|&&(known, _)| known == old);
-                // That listener was closed: the index must match no listener of this table.
-                new.map_or(TcpListenerId { index: NO_INDEX, ..old }, |&(_, new)| new)
+                // Without a new one it was closed: the index must match no listener of this table.
+                let closed = TcpListenerId { index: NO_INDEX, ..old };
+                new_listeners.get(&old).copied().unwrap_or(closed)
             });
             if connection.holds_tuple() {
                 self.by_tuple.insert(&mut self.connections, index);

@@ -7,6 +7,7 @@ use crate::tcp::flags::ConnFlags;
 use crate::tcp::segment::FourTuple;
 use crate::tcp::socket::TcpId;
 use crate::tcp::timers::NO_INDEX;
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher};
 
 /// Slots of one page.
@@ -24,12 +25,31 @@ pub(crate) struct Connections {
     /// Slots that were ever used.
     used: usize,
     limit: usize,
+    /// Slots by local port, in a stack whose connections migrate.
+    by_port: Option<BTreeSet<(u16, u32)>>,
 }
 
 impl Connections {
     pub(crate) fn new(limit: usize) -> Self {
         let limit = limit.min(NO_INDEX as usize - 1);
-        Self { pages: Vec::new(), free: Vec::new(), used: 0, limit }
+        Self { pages: Vec::new(), free: Vec::new(), used: 0, limit, by_port: None }
+    }
+
+    /// Lists the connections by local port from now on.
+    pub(crate) fn index_ports(&mut self) {
+        let slots = (0_u32..).zip(self.slots());
+        let local_port = |connection: &Connection| connection.tuple.local().port();
+        let entries = slots.filter_map(|(index, (_, known))| Some((local_port(known?), index)));
+        let by_port = entries.collect();
+        self.by_port = Some(by_port);
+    }
+
+    /// Slots of the connections on a local port, or of all connections that may be on the port.
+    pub(crate) fn on_port(&self, port: u16) -> impl Iterator<Item = u32> {
+        let listed =
+            self.by_port.as_ref().map(|by_port| by_port.range((port, 0)..=(port, u32::MAX)));
+        let all = if listed.is_none() { 0..self.used as u32 } else { 0..0 };
+        listed.into_iter().flatten().map(|&(_, index)| index).chain(all)
     }
 
     /// Iterates over all slots that were ever used, in order: generation and connection.
@@ -51,8 +71,12 @@ impl Connections {
         let index = self.new_slot();
         let slot = &mut self.pages[index as usize / PAGE_SLOTS][index as usize % PAGE_SLOTS];
         *slot = Slot { generation, connection };
-        if slot.connection.is_none() {
-            self.free.push(index);
+        match (&slot.connection, &mut self.by_port) {
+            (None, _) => self.free.push(index),
+            (Some(connection), Some(by_port)) => {
+                by_port.insert((connection.tuple.local().port(), index));
+            }
+            _ => {}
         }
         Some(index)
     }
@@ -90,6 +114,9 @@ impl Connections {
             return None;
         }
         let index = self.free.pop().unwrap_or_else(|| self.new_slot());
+        if let Some(by_port) = &mut self.by_port {
+            by_port.insert((connection.tuple.local().port(), index));
+        }
         let slot = &mut self.pages[index as usize / PAGE_SLOTS][index as usize % PAGE_SLOTS];
         slot.connection = Some(connection);
         Some(TcpId { index, generation: slot.generation })
@@ -103,6 +130,9 @@ impl Connections {
         let connection = slot.connection.take()?;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
+        if let Some(by_port) = &mut self.by_port {
+            by_port.remove(&(connection.tuple.local().port(), index));
+        }
         Some(connection)
     }
 
@@ -259,6 +289,30 @@ mod tests {
     use crate::random::SecretRng;
     use crate::tcp::seq::Seq;
     use std::sync::Arc;
+
+    #[test]
+    fn lists_connections_by_port() {
+        let tuple = |port: u16, n: u16| {
+            FourTuple::new(([192, 0, 2, 1], port).into(), ([192, 0, 2, 2], n).into())
+        };
+        let connection = |port, n| Connection::new(0, tuple(port, n), Arc::default(), Seq(0), 0);
+        let mut connections = Connections::new(1000);
+        let old: Vec<_> =
+            (0..10).map(|n| connections.insert(connection(80, n)).unwrap().index).collect();
+        assert_eq!(connections.on_port(443).count(), 10, "not listed: each may be on the port");
+        connections.index_ports();
+        let new: Vec<_> =
+            (0..500).map(|n| connections.insert(connection(443, n)).unwrap().index).collect();
+        let found =
+            |connections: &Connections, port| -> Vec<_> { connections.on_port(port).collect() };
+        assert_eq!((found(&connections, 80), found(&connections, 443)), (old.clone(), new.clone()));
+        old.iter().for_each(|&index| assert!(connections.remove(index).is_some()));
+        let reused = connections.insert(connection(8080, 1)).unwrap().index;
+        assert_eq!(found(&connections, 8080), [reused]);
+        assert!(found(&connections, 80).is_empty());
+        connections.add_slot(0, Some(connection(80, 1))).unwrap();
+        assert_eq!(found(&connections, 80).len(), 1);
+    }
 
     #[test]
     fn finds_thousands_while_the_table_grows_and_shrinks() {

@@ -141,6 +141,8 @@ impl TcpTable {
             });
         }
         self.listeners.set_port_groups(port_groups.clone());
+        // Other stacks may get connections of this one.
+        self.connections.index_ports();
         self.port_groups = port_groups;
     }
 
