@@ -20,6 +20,7 @@ mod reload;
 mod report;
 mod router;
 mod run;
+mod sandbox;
 mod serve;
 mod ss;
 mod top;

@@ -14,9 +14,10 @@ use tidegate_gate::{Config, Mode, Quota, Settings};
 use crate::Failure;
 use crate::host::{parse_route, pin_to};
 use crate::output::print_line;
-use crate::process::stop_flag;
-use crate::reload::{ReloadPart, ReloadThread};
+use crate::process::Startup;
+use crate::reload::ReloadPart;
 use crate::report::drops_json;
+use crate::sandbox::UserOption;
 
 /// Flags of `route`.
 #[derive(Args)]
@@ -66,6 +67,8 @@ pub(crate) struct RouteCommand {
     /// network code does
     #[arg(long)]
     realtime: bool,
+    #[command(flatten)]
+    user: UserOption,
     /// Configuration file (TOML), sections [router] and [gate]. Flags take precedence
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -135,7 +138,7 @@ const REALTIME_PRIORITIES: Priorities = Priorities { receive: Some(2), protocol:
 
 impl RouteCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let reload_thread = ReloadThread::start()?;
+        let startup = Startup::begin(&self.user, self.duration)?;
         let file = self.config.as_deref().map_or(Ok(RouterFile::default()), read_file)?;
         if let Some(cpu) = self.cpu.or(file.router.cpu) {
             pin_to(cpu)?;
@@ -144,11 +147,11 @@ impl RouteCommand {
         let priorities = if realtime { REALTIME_PRIORITIES } else { Priorities::default() };
         let config = self.router_config(file)?;
         let mode = config.gate.config().mode;
-        let stop = stop_flag(self.duration)?;
         let mut forwarder = router::open(config)?;
-        reload_thread.serve(vec![Box::new(|| {
+        let stop = startup.stop();
+        let _reload = startup.finish(vec![Box::new(|| {
             Err("a router reads its configuration only when it starts: restart it; its filter can be reloaded".into())
-        })]);
+        })])?;
         let kinds: Vec<_> = forwarder.reports().into_iter().map(|report| report.kind).collect();
         let mut out = std::io::stdout().lock();
         writeln!(out, "ready: route in mode {} by {}", mode.name(), kinds.join(", "))?;
@@ -294,6 +297,8 @@ pub(crate) struct FilterCommand {
     /// Unix socket to listen on for the router; the path must not exist yet
     #[arg(long, value_name = "PATH")]
     listen: PathBuf,
+    #[command(flatten)]
+    user: UserOption,
     /// Maximum number of verdicts per message while packets wait
     #[arg(long, value_name = "VERDICTS", default_value_t = 1)]
     batch: usize,
@@ -310,15 +315,16 @@ pub(crate) struct FilterCommand {
 
 impl FilterCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        let startup = Startup::begin(&self.user, self.duration)?;
         if let Some(cpu) = self.cpu {
             pin_to(cpu)?;
         }
-        let reload_thread = ReloadThread::start()?;
         let rules = read_rules(&self.rules)?;
-        let stop = stop_flag(self.duration)?;
         let count = rules.len();
         let mut server = FilterServer::listen(&self.listen, rules)?.batch(self.batch);
-        reload_thread.serve(vec![rules_part(self.rules.clone(), server.reloader())]);
+        startup.sandbox.give(&self.listen)?;
+        let stop = startup.stop();
+        let _reload = startup.finish(vec![rules_part(self.rules.clone(), server.reloader())])?;
         let mut out = std::io::stdout().lock();
         writeln!(out, "ready: filter with {count} rules at {}", self.listen.display())?;
         out.flush()?;

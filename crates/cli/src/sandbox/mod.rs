@@ -1,0 +1,192 @@
+//! Privileges of a server once it is ready: a user without rights, no capability, and few system
+//! calls.
+
+mod syscalls;
+
+use std::ffi::CString;
+use std::io;
+use std::path::Path;
+
+use clap::Args;
+use nix::unistd::{Gid, Uid, User};
+use rustix::process::{Resource, Rlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use tidegate::NetConfig;
+
+use crate::Failure;
+
+/// Users that a server becomes by default: the first that exists.
+const DEFAULT_USERS: [&str; 2] = ["tidegate", "nobody"];
+
+/// Maximum nice value and real-time priority that threads may set without a capability: those of a
+/// network core beside CPU-bound programs, and of a router with `--realtime`.
+const NICE_LIMIT: u64 = 30;
+const REALTIME_LIMIT: u64 = 2;
+
+/// Option for the user of a server.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct UserOption {
+    /// User that a server started by root becomes once it is ready, without any capability; `root`
+    /// stays root, with all capabilities [default: tidegate, or nobody if there is no such user]
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+}
+
+/// User that a process becomes; no user if the process stays as it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Sandbox(Option<User>);
+
+impl UserOption {
+    /// Looks the user up, and checks that this process may become it.
+    ///
+    /// # Errors
+    /// There is no such user, or this process may not change its user.
+    pub(crate) fn sandbox(&self) -> Result<Sandbox, Failure> {
+        if !Uid::effective().is_root() {
+            return match &self.user {
+                None => Ok(Sandbox(None)),
+                Some(name) => Err(format!(
+                    "--user {name}: only root can become another user: start as root, or leave \
+                     --user out"
+                )
+                .into()),
+            };
+        }
+        let user = match &self.user {
+            Some(name) => find_user(name)?.ok_or_else(|| {
+                format!(
+                    "--user {name}: there is no such user: `useradd --system {name}` creates it, \
+                     and `--user root` stays root"
+                )
+            })?,
+            None => default_user()?,
+        };
+        if user.uid.is_root() {
+            return Ok(Sandbox(None));
+        }
+        let required = CapabilitySet::SETUID | CapabilitySet::SETGID;
+        let missing = required - rustix::thread::capabilities(None)?.effective;
+        if !missing.is_empty() {
+            let missing = tidegate_device::capabilities::names(missing);
+            return Err(format!(
+                "cannot become user {}: this process lacks {missing}; grant it, or give \
+                 `--user root` to stay root",
+                user.name
+            )
+            .into());
+        }
+        Ok(Sandbox(Some(user)))
+    }
+}
+
+fn find_user(name: &str) -> Result<Option<User>, Failure> {
+    User::from_name(name).map_err(|error| format!("--user {name}: {error}").into())
+}
+
+fn default_user() -> Result<User, Failure> {
+    for name in DEFAULT_USERS {
+        if let Some(user) = find_user(name)? {
+            return Ok(user);
+        }
+    }
+    Err("there is neither a user tidegate nor a user nobody to become: `useradd --system tidegate` \
+         creates one, and `--user root` stays root"
+        .into())
+}
+
+impl Sandbox {
+    /// Sandbox of a process that stays as it is.
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
+    /// Makes the stack drop the capability bounding set once its device is open, before any thread
+    /// of the stack starts: each thread has a bounding set of its own.
+    pub(crate) fn confine(&self, net: NetConfig) -> NetConfig {
+        let sandbox = self.clone();
+        net.wrap(Box::new(move |device| sandbox.drop_bounding_set().map(|()| device)))
+    }
+
+    /// Empties the bounding set, and the inheritable and the ambient set, of the calling thread and
+    /// of the threads that it starts. Afterwards no program that these threads start has a
+    /// capability.
+    pub(crate) fn drop_bounding_set(&self) -> io::Result<()> {
+        if self.0.is_none() {
+            return Ok(());
+        }
+        rustix::thread::clear_ambient_capability_set()?;
+        let has = rustix::thread::capabilities(None)?;
+        if has.effective.contains(CapabilitySet::SETPCAP) {
+            drop_from_bounding_set(CapabilitySet::all())?;
+        }
+        let sets = CapabilitySets { inheritable: CapabilitySet::empty(), ..has };
+        Ok(rustix::thread::set_capabilities(None, sets)?)
+    }
+
+    /// Becomes the user, in all threads, and restricts the system calls of all threads. There is
+    /// no way back.
+    ///
+    /// # Errors
+    /// The kernel refuses a step; the process must not continue then.
+    pub(crate) fn enter(&self) -> Result<(), Failure> {
+        let Some(user) = &self.0 else { return Ok(()) };
+        raise_limit(Resource::Nice, NICE_LIMIT);
+        raise_limit(Resource::Rtprio, REALTIME_LIMIT);
+        self.drop_bounding_set()?;
+        become_user(user).map_err(|error| {
+            format!("cannot become user {}: {error}; `--user root` stays root", user.name)
+        })?;
+        syscalls::restrict().map_err(|error| {
+            format!("cannot restrict system calls: {error}; `--user root` does without")
+        })?;
+        Ok(())
+    }
+
+    /// Makes the user the owner of a Unix socket, so that other servers of the user may connect.
+    pub(crate) fn give(&self, socket: &Path) -> Result<(), Failure> {
+        let Some(user) = &self.0 else { return Ok(()) };
+        std::os::unix::fs::lchown(socket, Some(user.uid.as_raw()), Some(user.gid.as_raw()))
+            .map_err(|error| format!("{}: {error}", socket.display()).into())
+    }
+
+    /// Advice after a file was not accessible; empty if this process has not changed its user.
+    pub(crate) fn file_advice(&self) -> String {
+        match &self.0 {
+            Some(user) => format!(
+                "; the server runs as user {0}: make the file and its folders readable for {0}, \
+                 or start the server with `--user root`",
+                user.name
+            ),
+            None => String::new(),
+        }
+    }
+}
+
+/// Removes capabilities from the bounding set of the calling thread.
+pub(crate) fn drop_from_bounding_set(dropped: CapabilitySet) -> io::Result<()> {
+    for (_, capability) in dropped.iter_names() {
+        // The kernel may know fewer capabilities than this program.
+        let is_there = rustix::thread::capability_is_in_bounding_set(capability);
+        if is_there.unwrap_or(false) {
+            rustix::thread::remove_capability_from_bounding_set(capability)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes the groups, the group and the user, in all threads: the C library sees to that.
+fn become_user(user: &User) -> Result<(), nix::Error> {
+    let name = CString::new(user.name.as_str()).map_err(|_| nix::Error::EINVAL)?;
+    let (uid, gid): (Uid, Gid) = (user.uid, user.gid);
+    nix::unistd::initgroups(&name, gid)?;
+    nix::unistd::setresgid(gid, gid, gid)?;
+    nix::unistd::setresuid(uid, uid, uid)
+}
+
+/// Raises a limit of this process. Missing permission is ignored.
+fn raise_limit(resource: Resource, value: u64) {
+    let limit = rustix::process::getrlimit(resource);
+    let raised = |old: Option<u64>| old.map(|old| old.max(value));
+    let limit = Rlimit { current: raised(limit.current), maximum: raised(limit.maximum) };
+    let _ = rustix::process::setrlimit(resource, limit);
+}
