@@ -191,6 +191,11 @@ impl HostOptions {
         self.shared
     }
 
+    /// Returns the interface whose addresses the server shares with the host, if it does.
+    pub(crate) fn shared_interface(&self) -> Option<&str> {
+        self.iface.as_deref().filter(|_| self.shared)
+    }
+
     /// Pins the calling thread to the processor of `--cpu`, if given.
     pub(crate) fn pin(&self) -> Result<(), Failure> {
         self.pin_with_offset(0)

@@ -14,6 +14,7 @@ use rustix::thread::CpuSet;
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::{Handle, Signals};
 use tidegate::gate::Settings;
+use tidegate_engine::Priority;
 use tidegate_gate::admission::{self, Admission};
 
 use crate::Failure;
@@ -60,6 +61,7 @@ impl ReloadSignal {
         let (parts, received) = channel::<Vec<ReloadPart>>();
         let thread = std::thread::Builder::new().name("reload".to_owned()).spawn(move || {
             // On failure the thread keeps those of the thread that started it.
+            let _ = Priority::Application.apply();
             let _ = rustix::thread::sched_setaffinity(None, &processors);
             let _ = rustix::process::setpriority_process(None, nice);
             let Ok(mut parts) = received.recv() else { return };

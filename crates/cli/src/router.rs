@@ -148,6 +148,9 @@ impl RouteCommand {
         let config = self.router_config(file)?;
         let mode = config.gate.config().mode;
         let mut forwarder = router::open(config)?;
+        priorities
+            .acquire()
+            .map_err(|error| format!("--realtime: {error}; it needs root or CAP_SYS_NICE"))?;
         let stop = startup.stop();
         let _reload = startup.finish(vec![Box::new(|| {
             Err("a router reads its configuration only when it starts: restart it; its filter can be reloaded".into())
@@ -157,12 +160,7 @@ impl RouteCommand {
         writeln!(out, "ready: route in mode {} by {}", mode.name(), kinds.join(", "))?;
         out.flush()?;
         drop(out);
-        router::run(&mut forwarder, priorities, &stop).map_err(|error| match error.kind() {
-            std::io::ErrorKind::PermissionDenied if realtime => {
-                format!("--realtime: {error}; it needs root or CAP_SYS_NICE").into()
-            }
-            _ => Failure::from(error),
-        })?;
+        router::run(&mut forwarder, priorities, &stop)?;
         print_report(&mut forwarder, mode, self.json)
     }
 

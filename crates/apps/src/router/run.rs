@@ -33,6 +33,20 @@ pub struct Priorities {
     pub protocol: Option<i32>,
 }
 
+impl Priorities {
+    /// Gives the calling thread the highest of these priorities. It, and the threads that it starts,
+    /// can take any of them from then on, also when the process has dropped its privileges.
+    ///
+    /// # Errors
+    /// The process may not use real-time priorities.
+    pub fn acquire(self) -> io::Result<()> {
+        match self.receive.max(self.protocol) {
+            Some(priority) => sys::set_real_time_priority(priority),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Runs a router until `stop` is set.
 ///
 /// # Errors

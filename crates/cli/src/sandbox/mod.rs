@@ -1,6 +1,7 @@
 //! Privileges of a server once it is ready: a user without rights, no capability, and few system
 //! calls.
 
+mod neighbours;
 mod syscalls;
 
 use std::ffi::CString;
@@ -12,16 +13,18 @@ use nix::unistd::{Gid, Uid, User};
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use tidegate::NetConfig;
+use tidegate_device::netlink::Interface;
 
+pub(crate) use self::neighbours::run as resolve_neighbours;
 use crate::Failure;
+use crate::host::HostOptions;
 
 /// Users that a server becomes by default: the first that exists.
 const DEFAULT_USERS: [&str; 2] = ["tidegate", "nobody"];
 
-/// Maximum nice value and real-time priority that threads may set without a capability: those of a
-/// network core beside CPU-bound programs, and of a router with `--realtime`.
+/// Lowest nice value that threads may set without a capability, that of a network core beside
+/// CPU-bound programs (-10), as the resource limit counts it.
 const NICE_LIMIT: u64 = 30;
-const REALTIME_LIMIT: u64 = 2;
 
 /// Option for the user of a server.
 #[derive(Args, Clone, Debug, Default)]
@@ -100,11 +103,27 @@ impl Sandbox {
         Self(None)
     }
 
-    /// Makes the stack drop the capability bounding set once its device is open, before any thread
-    /// of the stack starts: each thread has a bounding set of its own.
-    pub(crate) fn confine(&self, net: NetConfig) -> NetConfig {
+    /// Prepares a stack for the loss of privileges. Once its device is open, and before any thread
+    /// of the stack starts, the capability bounding set is dropped: each thread has a set of its
+    /// own. On a shared address a process of its own resolves neighbours.
+    ///
+    /// # Errors
+    /// That process does not start.
+    pub(crate) fn confine(&self, net: NetConfig, host: &HostOptions) -> Result<NetConfig, Failure> {
+        let Some(user) = &self.0 else { return Ok(net) };
+        let shared = host.shared_interface().and_then(|name| Interface::by_name(name).ok());
+        let net = match shared {
+            // Opening the stack reports an interface that there is not.
+            None => net,
+            Some(interface) => {
+                let resolver = neighbours::start(&interface, user);
+                net.neighbour_resolver(resolver.map_err(|error| {
+                    format!("the process that resolves neighbours does not start: {error}")
+                })?)
+            }
+        };
         let sandbox = self.clone();
-        net.wrap(Box::new(move |device| sandbox.drop_bounding_set().map(|()| device)))
+        Ok(net.wrap(Box::new(move |device| sandbox.drop_bounding_set().map(|()| device))))
     }
 
     /// Empties the bounding set, and the inheritable and the ambient set, of the calling thread and
@@ -130,8 +149,7 @@ impl Sandbox {
     /// The kernel refuses a step; the process must not continue then.
     pub(crate) fn enter(&self) -> Result<(), Failure> {
         let Some(user) = &self.0 else { return Ok(()) };
-        raise_limit(Resource::Nice, NICE_LIMIT);
-        raise_limit(Resource::Rtprio, REALTIME_LIMIT);
+        allow_nice();
         self.drop_bounding_set()?;
         become_user(user).map_err(|error| {
             format!("cannot become user {}: {error}; `--user root` stays root", user.name)
@@ -183,10 +201,10 @@ fn become_user(user: &User) -> Result<(), nix::Error> {
     nix::unistd::setresuid(uid, uid, uid)
 }
 
-/// Raises a limit of this process. Missing permission is ignored.
-fn raise_limit(resource: Resource, value: u64) {
-    let limit = rustix::process::getrlimit(resource);
-    let raised = |old: Option<u64>| old.map(|old| old.max(value));
+/// Lets threads raise their priority without a capability. Without CAP_SYS_RESOURCE they cannot.
+fn allow_nice() {
+    let limit = rustix::process::getrlimit(Resource::Nice);
+    let raised = |old: Option<u64>| old.map(|old| old.max(NICE_LIMIT));
     let limit = Rlimit { current: raised(limit.current), maximum: raised(limit.maximum) };
-    let _ = rustix::process::setrlimit(resource, limit);
+    let _ = rustix::process::setrlimit(Resource::Nice, limit);
 }

@@ -140,7 +140,7 @@ impl ServerOptions {
         }
         host.pin()?;
         let config = self.with_admission(host.net_config(&settings)?.limits(limits))?;
-        let config = startup.sandbox.confine(config);
+        let config = startup.sandbox.confine(config, &host)?;
         let net = Net::open(config.own_thread(gate.network_thread()))?;
         let addresses = host.wildcard_addresses(port);
         let bind = |&address| TcpListener::bind_with(&net, address, TCP_BACKLOG, options);
@@ -209,7 +209,7 @@ impl ServerOptions {
         } else {
             let addresses = &host.wildcard_addresses(port);
             let config = self.with_admission(host.net_config(&settings)?)?;
-            let config = startup.sandbox.confine(config);
+            let config = startup.sandbox.confine(config, &host)?;
             let own_thread = gate.network_thread() || self.has_reader_threads();
             let net = Net::open(config.own_thread(own_thread))?;
             let mut reload = reload;
