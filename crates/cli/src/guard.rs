@@ -53,7 +53,7 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let startup = Startup::begin(&self.user, self.duration)?;
+        let startup = Startup::begin(&self.user, false, self.duration)?;
         let config = match &self.config {
             Some(path) => read_classes(path)?,
             None => {

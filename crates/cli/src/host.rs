@@ -166,7 +166,7 @@ pub(crate) fn attach_modes() -> impl TypedValueParser<Value = AsText<AttachMode>
 }
 
 /// Ways to check own addresses, by name.
-fn address_probes() -> impl TypedValueParser<Value = AsText<AddressProbe>> {
+pub(crate) fn address_probes() -> impl TypedValueParser<Value = AsText<AddressProbe>> {
     let choice = |probe: AddressProbe, help| (probe.name(), AsText(probe), help);
     choices([
         choice(

@@ -81,8 +81,12 @@ pub(crate) struct Startup {
 impl Startup {
     /// Looks up the user of the server, and registers its signals. To be called before the thread
     /// is pinned to a processor.
-    pub(crate) fn begin(user: &UserOption, duration: Option<f64>) -> Result<Self, Failure> {
-        let sandbox = user.sandbox()?;
+    pub(crate) fn begin(
+        user: &UserOption,
+        has_dpdk: bool,
+        duration: Option<f64>,
+    ) -> Result<Self, Failure> {
+        let sandbox = user.sandbox(has_dpdk)?;
         let reload = ReloadSignal::register(sandbox.clone())?;
         Ok(Self { sandbox, reload, stop: StopSignal::register(duration)? })
     }

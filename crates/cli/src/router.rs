@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tidegate::Route;
+use tidegate::{AddressProbe, Route};
 use tidegate_apps::filter::{FilterConfig, FilterReloader, FilterRules, FilterServer};
 use tidegate_apps::router::{self, Forwarder, InterfaceSpec, Priorities, RouterConfig};
 use tidegate_gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
-use crate::host::{parse_route, pin_to};
+use crate::config::AsText;
+use crate::host::{address_probes, parse_route, pin_to};
 use crate::output::print_line;
 use crate::process::Startup;
 use crate::reload::ReloadPart;
@@ -35,6 +36,9 @@ pub(crate) struct RouteCommand {
     /// Static route beyond the links, as PREFIX=GATEWAY; may be repeated
     #[arg(long, value_name = "PREFIX=GATEWAY")]
     route: Vec<String>,
+    /// Check that no other host uses an address of the router [default: quick]
+    #[arg(long, value_parser = address_probes(), value_name = "PROBE")]
+    probe: Option<AsText<AddressProbe>>,
     /// Receive mode [default: polled]
     #[arg(long, value_enum, value_name = "MODE")]
     mode: Option<GateMode>,
@@ -122,6 +126,7 @@ struct RouterSection {
     #[serde(alias = "port")]
     io: Vec<String>,
     route: Vec<String>,
+    probe: Option<AsText<AddressProbe>>,
     #[serde(alias = "screen")]
     filter: Option<PathBuf>,
     #[serde(alias = "screen-batch")]
@@ -138,8 +143,9 @@ const REALTIME_PRIORITIES: Priorities = Priorities { receive: Some(2), protocol:
 
 impl RouteCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let startup = Startup::begin(&self.user, self.duration)?;
         let file = self.config.as_deref().map_or(Ok(RouterFile::default()), read_file)?;
+        let has_dpdk = self.io.iter().chain(&file.router.io).any(|io| io.starts_with("dpdk:"));
+        let startup = Startup::begin(&self.user, has_dpdk, self.duration)?;
         if let Some(cpu) = self.cpu.or(file.router.cpu) {
             pin_to(cpu)?;
         }
@@ -156,10 +162,11 @@ impl RouteCommand {
             Err("a router reads its configuration only when it starts: restart it; its filter can be reloaded".into())
         })])?;
         let kinds: Vec<_> = forwarder.reports().into_iter().map(|report| report.kind).collect();
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "ready: route in mode {} by {}", mode.name(), kinds.join(", "))?;
-        out.flush()?;
-        drop(out);
+        forwarder.on_ready(Box::new(move || {
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "ready: route in mode {} by {}", mode.name(), kinds.join(", "))?;
+            out.flush()
+        }));
         router::run(&mut forwarder, priorities, &stop)?;
         print_report(&mut forwarder, mode, self.json)
     }
@@ -194,6 +201,7 @@ impl RouteCommand {
             let batch = self.filter_batch.or(section.filter_batch).unwrap_or(1);
             config.filter = Some(FilterConfig { path, batch });
         }
+        config.probe = self.probe.or(section.probe).map_or(config.probe, |probe| probe.0);
         config.frames = self.frames.or(section.frames).unwrap_or(config.frames);
         Ok(config)
     }
@@ -313,7 +321,7 @@ pub(crate) struct FilterCommand {
 
 impl FilterCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let startup = Startup::begin(&self.user, self.duration)?;
+        let startup = Startup::begin(&self.user, false, self.duration)?;
         if let Some(cpu) = self.cpu {
             pin_to(cpu)?;
         }

@@ -50,7 +50,7 @@ impl Priorities {
 /// Runs a router until `stop` is set.
 ///
 /// # Errors
-/// When a device fails for good, or a priority is not granted.
+/// When a device fails for good, another host has claimed an address of the router, or a priority is not granted.
 pub fn run(forwarder: &mut Forwarder, priorities: Priorities, stop: &AtomicBool) -> io::Result<()> {
     let mode = forwarder.gate().settings().config().mode;
     if mode.has_input_queue() {

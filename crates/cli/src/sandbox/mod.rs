@@ -22,6 +22,9 @@ use crate::host::HostOptions;
 /// Users that a server becomes by default: the first that exists.
 const DEFAULT_USERS: [&str; 2] = ["tidegate", "nobody"];
 
+/// Users of a namespace that has those of an ordinary system: 65534 is `nobody`.
+const MIN_USERS: u64 = 65_535;
+
 /// Lowest nice value that threads may set without a capability, that of a network core beside
 /// CPU-bound programs (-10), as the resource limit counts it.
 const NICE_LIMIT: u64 = 30;
@@ -29,8 +32,9 @@ const NICE_LIMIT: u64 = 30;
 /// Option for the user of a server.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct UserOption {
-    /// User that a server started by root becomes once it is ready, without any capability; `root`
-    /// stays root, with all capabilities [default: tidegate, or nobody if there is no such user]
+    /// User that a process started by root becomes once it is ready, without any capability; `root`
+    /// keeps root's privileges [default: tidegate, or nobody if there is no such user; root with
+    /// DPDK]
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
 }
@@ -40,11 +44,22 @@ pub(crate) struct UserOption {
 pub(crate) struct Sandbox(Option<User>);
 
 impl UserOption {
-    /// Looks the user up, and checks that this process may become it.
+    /// Looks the user up, and checks that this process may become it. A driver of DPDK needs its
+    /// privileges for as long as it runs.
     ///
     /// # Errors
     /// There is no such user, or this process may not change its user.
-    pub(crate) fn sandbox(&self) -> Result<Sandbox, Failure> {
+    pub(crate) fn sandbox(&self, has_dpdk: bool) -> Result<Sandbox, Failure> {
+        if has_dpdk {
+            return match self.user.as_deref() {
+                None | Some("root") => Ok(Sandbox(None)),
+                Some(name) => Err(format!(
+                    "--user {name}: a driver of DPDK needs its privileges for as long as it runs: \
+                     leave --user out, or choose another --io"
+                )
+                .into()),
+            };
+        }
         if !Uid::effective().is_root() {
             return match &self.user {
                 None => Ok(Sandbox(None)),
@@ -56,6 +71,8 @@ impl UserOption {
             };
         }
         let user = match &self.user {
+            // An ordinary user's namespace: its root has no rights outside.
+            None if !has_ordinary_users() => return Ok(Sandbox(None)),
             Some(name) => find_user(name)?.ok_or_else(|| {
                 format!(
                     "--user {name}: there is no such user: `useradd --system {name}` creates it, \
@@ -80,6 +97,14 @@ impl UserOption {
         }
         Ok(Sandbox(Some(user)))
     }
+}
+
+/// False in a user namespace without the users that servers become by default.
+fn has_ordinary_users() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let users: u64 =
+        map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok()).sum();
+    users >= MIN_USERS
 }
 
 fn find_user(name: &str) -> Result<Option<User>, Failure> {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use clap::builder::TypedValueParser;
+use tidegate::host::HostDevice;
 use tidegate::{
     Distribution, Limits, Net, NetConfig, ReadersConfig, TcpListener, TcpOptions, UdpSocket,
 };
@@ -134,7 +135,7 @@ impl ServerOptions {
         let host = self.host_options()?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
-        let startup = self.startup()?;
+        let startup = self.startup(&host)?;
         if self.readers > 1 {
             return Err(format!("--readers is for UDP: {service} is served by one thread").into());
         }
@@ -152,8 +153,9 @@ impl ServerOptions {
     }
 
     /// Begins the start of the server.
-    pub(crate) fn startup(&self) -> Result<Startup, Failure> {
-        Startup::begin(&self.user, self.duration)
+    pub(crate) fn startup(&self, host: &HostOptions) -> Result<Startup, Failure> {
+        let has_dpdk = matches!(host.io_kind(), IoKind::Device(HostDevice::Dpdk(_)));
+        Startup::begin(&self.user, has_dpdk, self.duration)
     }
 
     /// Checks the options without opening anything.
@@ -189,9 +191,9 @@ impl ServerOptions {
         stream_limits: Option<MessageLimits>,
         reload: Vec<ReloadPart>,
     ) -> Result<(), Failure> {
-        let startup = self.startup()?;
-        self.check_readers()?;
         let host = self.host_options()?;
+        let startup = self.startup(&host)?;
+        self.check_readers()?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
         host.pin()?;

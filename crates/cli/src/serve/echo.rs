@@ -90,7 +90,7 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
     let served = ServeCounters::new();
     let host = common.host_options()?;
     if host.io_kind() == IoKind::Kernel {
-        let startup = common.startup()?;
+        let startup = common.startup(&host)?;
         host.pin()?;
         let (stop, mut reload) = (startup.stop(), None);
         let addresses = host.kernel_addresses(port);

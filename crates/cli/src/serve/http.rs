@@ -119,7 +119,7 @@ impl HttpCommand {
         let at_root = |error| root_error(root, &error);
         let host = common.host_options()?;
         if host.io_kind() == IoKind::Kernel {
-            let startup = common.startup()?;
+            let startup = common.startup(&host)?;
             host.pin()?;
             let service = Service::new(root, || json!({ "port": "kernel" })).map_err(at_root)?;
             let service = Arc::new(service);

@@ -143,11 +143,12 @@ impl SettingsGuard {
         if !self.is_unprivileged {
             let Err(error) = write(self) else { return Ok(()) };
             self.is_unprivileged = error.kind() == io::ErrorKind::PermissionDenied;
-            if self.restorer.is_none() || !self.is_unprivileged {
+            if self.restorer.is_none() {
                 return Err(error);
             }
         }
         match &mut self.restorer {
+            // Refused by the kernel for another reason, the restorer fails, too.
             Some(restorer) => restorer.requests.send(&restorer.socket, flush_timeout_ns),
             None => Err(io::ErrorKind::PermissionDenied.into()),
         }
