@@ -19,7 +19,7 @@ use crate::config::{self, AsText};
 use crate::host::attach_modes;
 use crate::process::{Startup, raise_priority};
 use crate::reload::ReloadPart;
-use crate::sandbox::UserOption;
+use crate::sandbox::{Obstacle, UserOption};
 
 /// Flags of `guard`.
 #[derive(Args)]
@@ -53,7 +53,7 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let startup = Startup::begin(&self.user, false, self.duration)?;
+        let startup = Startup::begin(&self.user, Obstacle::of_xdp(), self.duration)?;
         let config = match &self.config {
             Some(path) => read_classes(path)?,
             None => {

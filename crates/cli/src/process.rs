@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::Failure;
 use crate::reload::{ReloadPart, ReloadSignal, ReloadThread};
-use crate::sandbox::{Sandbox, UserOption};
+use crate::sandbox::{Obstacle, Sandbox, UserOption};
 
 /// Prints the ready line, by which the parent process knows that the server is serving.
 pub(crate) fn print_ready(
@@ -83,10 +83,10 @@ impl Startup {
     /// is pinned to a processor.
     pub(crate) fn begin(
         user: &UserOption,
-        has_dpdk: bool,
+        obstacle: Option<Obstacle>,
         duration: Option<f64>,
     ) -> Result<Self, Failure> {
-        let sandbox = user.sandbox(has_dpdk)?;
+        let sandbox = user.sandbox(obstacle)?;
         let reload = ReloadSignal::register(sandbox.clone())?;
         Ok(Self { sandbox, reload, stop: StopSignal::register(duration)? })
     }

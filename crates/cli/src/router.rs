@@ -8,17 +8,19 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate::{AddressProbe, Route};
 use tidegate_apps::filter::{FilterConfig, FilterReloader, FilterRules, FilterServer};
-use tidegate_apps::router::{self, Forwarder, InterfaceSpec, Priorities, RouterConfig};
+use tidegate_apps::router::{
+    self, Forwarder, InterfaceSpec, Priorities, RouterConfig, RouterDevice,
+};
 use tidegate_gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
 use crate::config::AsText;
 use crate::host::{address_probes, parse_route, pin_to};
-use crate::output::print_line;
+use crate::output::{log, print_line};
 use crate::process::Startup;
 use crate::reload::ReloadPart;
 use crate::report::drops_json;
-use crate::sandbox::UserOption;
+use crate::sandbox::{Obstacle, UserOption};
 
 /// Flags of `route`.
 #[derive(Args)]
@@ -144,14 +146,20 @@ const REALTIME_PRIORITIES: Priorities = Priorities { receive: Some(2), protocol:
 impl RouteCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let file = self.config.as_deref().map_or(Ok(RouterFile::default()), read_file)?;
-        let has_dpdk = self.io.iter().chain(&file.router.io).any(|io| io.starts_with("dpdk:"));
-        let startup = Startup::begin(&self.user, has_dpdk, self.duration)?;
-        if let Some(cpu) = self.cpu.or(file.router.cpu) {
-            pin_to(cpu)?;
-        }
+        let cpu = self.cpu.or(file.router.cpu);
         let realtime = self.realtime || file.router.realtime;
         let priorities = if realtime { REALTIME_PRIORITIES } else { Priorities::default() };
         let config = self.router_config(file)?;
+        let obstacle = config.interfaces.iter().find_map(|interface| match interface.device {
+            RouterDevice::Dpdk(_) => Some(Obstacle::Dpdk),
+            RouterDevice::Xdp(_) => Obstacle::of_xdp(),
+            _ => None,
+        });
+        let filter = config.filter.as_ref().map(|filter| filter.path.clone());
+        let startup = Startup::begin(&self.user, obstacle, self.duration)?;
+        if let Some(cpu) = cpu {
+            pin_to(cpu)?;
+        }
         let mode = config.gate.config().mode;
         let mut forwarder = router::open(config)?;
         priorities
@@ -161,6 +169,9 @@ impl RouteCommand {
         let _reload = startup.finish(vec![Box::new(|| {
             Err("a router reads its configuration only when it starts: restart it; its filter can be reloaded".into())
         })])?;
+        if let Some(path) = filter {
+            warn_unless_accessible(&path);
+        }
         let kinds: Vec<_> = forwarder.reports().into_iter().map(|report| report.kind).collect();
         forwarder.on_ready(Box::new(move || {
             let mut out = std::io::stdout().lock();
@@ -276,6 +287,20 @@ fn print_report(forwarder: &mut Forwarder, mode: Mode, as_json: bool) -> Result<
     Ok(())
 }
 
+/// Warns of a filter that this process may not connect to. A filter that is started later is found
+/// when packets arrive.
+fn warn_unless_accessible(filter: &Path) {
+    use rustix::fs::{Access, access};
+    if access(filter, Access::WRITE_OK) == Err(rustix::io::Errno::ACCESS) {
+        log(format_args!(
+            "no packet will pass: the router's user may not connect to the filter at {}; start the \
+             filter by `tidegate filter` with the same --user, or let that user write to the \
+             socket",
+            filter.display()
+        ));
+    }
+}
+
 fn read_rules(path: &Path) -> Result<FilterRules, Failure> {
     let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
@@ -321,7 +346,7 @@ pub(crate) struct FilterCommand {
 
 impl FilterCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let startup = Startup::begin(&self.user, false, self.duration)?;
+        let startup = Startup::begin(&self.user, None, self.duration)?;
         if let Some(cpu) = self.cpu {
             pin_to(cpu)?;
         }

@@ -441,6 +441,8 @@ fn run_hostile_filter(path: &str, stop: &std::sync::atomic::AtomicBool) {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let listener = socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
     bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    // The router is not root any more.
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
     listen(&listener, 1).unwrap();
     let router = accept(&listener).unwrap();
     std::fs::remove_file(path).unwrap();

@@ -5,6 +5,7 @@ mod neighbours;
 mod syscalls;
 
 use std::ffi::CString;
+use std::fmt;
 use std::io;
 use std::path::Path;
 
@@ -13,11 +14,13 @@ use nix::unistd::{Gid, Uid, User};
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use tidegate::NetConfig;
+use tidegate::host::HostDevice;
 use tidegate_device::netlink::Interface;
 
 pub(crate) use self::neighbours::run as resolve_neighbours;
 use crate::Failure;
-use crate::host::HostOptions;
+use crate::host::{HostOptions, IoKind};
+use crate::output::log;
 
 /// Users that a server becomes by default: the first that exists.
 const DEFAULT_USERS: [&str; 2] = ["tidegate", "nobody"];
@@ -34,9 +37,55 @@ const NICE_LIMIT: u64 = 30;
 pub(crate) struct UserOption {
     /// User that a process started by root becomes once it is ready, without any capability; `root`
     /// keeps root's privileges [default: tidegate, or nobody if there is no such user; root with
-    /// DPDK]
+    /// DPDK, and with XDP before Linux 5.19]
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
+}
+
+/// Reason for which a process needs root's privileges for as long as it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// The device is one of DPDK.
+    Dpdk,
+    /// The kernel lets no other process change the maps of an XDP program.
+    BpfMaps,
+}
+
+impl Obstacle {
+    /// Obstacle of a process with a device of this kind.
+    pub(crate) fn of(device: &IoKind) -> Option<Self> {
+        match device {
+            IoKind::Device(HostDevice::Dpdk(_)) => Some(Self::Dpdk),
+            IoKind::Device(HostDevice::Xdp) => Self::of_xdp(),
+            IoKind::Device(HostDevice::Packet | HostDevice::Tap) | IoKind::Kernel => None,
+        }
+    }
+
+    /// Obstacle of a process with an XDP program.
+    pub(crate) fn of_xdp() -> Option<Self> {
+        let setting = "/proc/sys/kernel/unprivileged_bpf_disabled";
+        let is_restricted = std::fs::read_to_string(setting).is_ok_and(|text| text.trim() != "0");
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        (is_restricted && is_before_5_19(&release)).then_some(Self::BpfMaps)
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Dpdk => "a driver of DPDK needs its privileges for as long as it runs",
+            Self::BpfMaps => {
+                "before Linux 5.19 only root may change the maps of an XDP program, unless \
+                 `sysctl kernel.unprivileged_bpf_disabled` is 0"
+            }
+        })
+    }
+}
+
+/// True if a kernel release, as uname(2) writes it, is older than 5.19.
+fn is_before_5_19(release: &str) -> bool {
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < (5, 19)
 }
 
 /// User that a process becomes; no user if the process stays as it is.
@@ -44,22 +93,12 @@ pub(crate) struct UserOption {
 pub(crate) struct Sandbox(Option<User>);
 
 impl UserOption {
-    /// Looks the user up, and checks that this process may become it. A driver of DPDK needs its
-    /// privileges for as long as it runs.
+    /// Looks the user up, and checks that this process may become it. With an `obstacle` a process
+    /// without the option stays root.
     ///
     /// # Errors
     /// There is no such user, or this process may not change its user.
-    pub(crate) fn sandbox(&self, has_dpdk: bool) -> Result<Sandbox, Failure> {
-        if has_dpdk {
-            return match self.user.as_deref() {
-                None | Some("root") => Ok(Sandbox(None)),
-                Some(name) => Err(format!(
-                    "--user {name}: a driver of DPDK needs its privileges for as long as it runs: \
-                     leave --user out, or choose another --io"
-                )
-                .into()),
-            };
-        }
+    pub(crate) fn sandbox(&self, obstacle: Option<Obstacle>) -> Result<Sandbox, Failure> {
         if !Uid::effective().is_root() {
             return match &self.user {
                 None => Ok(Sandbox(None)),
@@ -73,6 +112,10 @@ impl UserOption {
         let user = match &self.user {
             // An ordinary user's namespace: its root has no rights outside.
             None if !has_ordinary_users() => return Ok(Sandbox(None)),
+            None if let Some(obstacle) = obstacle => {
+                log(format_args!("this process stays root: {obstacle}"));
+                return Ok(Sandbox(None));
+            }
             Some(name) => find_user(name)?.ok_or_else(|| {
                 format!(
                     "--user {name}: there is no such user: `useradd --system {name}` creates it, \
@@ -83,6 +126,13 @@ impl UserOption {
         };
         if user.uid.is_root() {
             return Ok(Sandbox(None));
+        }
+        if let Some(obstacle) = obstacle {
+            return Err(format!(
+                "cannot become user {}: {obstacle}; leave --user out to stay root",
+                user.name
+            )
+            .into());
         }
         let required = CapabilitySet::SETUID | CapabilitySet::SETGID;
         let missing = required - rustix::thread::capabilities(None)?.effective;
@@ -232,4 +282,19 @@ fn allow_nice() {
     let raised = |old: Option<u64>| old.map(|old| old.max(NICE_LIMIT));
     let limit = Rlimit { current: raised(limit.current), maximum: raised(limit.maximum) };
     let _ = rustix::process::setrlimit(Resource::Nice, limit);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_releases_are_compared_by_number() {
+        for old in ["4.19.0", "5.4.0-42-generic", "5.15.0-1031-aws", "5.18.19"] {
+            assert!(is_before_5_19(old), "{old}");
+        }
+        for new in ["5.19.0", "5.19-rc1", "6.1.0-13-amd64", "6.18.44-fc", "10.0.0"] {
+            assert!(!is_before_5_19(new), "{new}");
+        }
+    }
 }

@@ -113,7 +113,8 @@ mod tests {
             };
             assert_eq!(parsed, Some(address));
         }
-        for refused in [&[0; 4] as &[u8], &[0; 16], &[224, 0, 0, 1], &[127, 0, 0, 1], &[1], &[]] {
+        let refused: [&[u8]; 6] = [&[0; 4], &[0; 16], &[224, 0, 0, 1], &[127, 0, 0, 1], &[1], &[]];
+        for refused in refused {
             assert_eq!(parse_request(refused), None, "{refused:?}");
         }
     }

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use clap::builder::TypedValueParser;
-use tidegate::host::HostDevice;
 use tidegate::{
     Distribution, Limits, Net, NetConfig, ReadersConfig, TcpListener, TcpOptions, UdpSocket,
 };
@@ -26,7 +25,7 @@ use crate::output::log;
 use crate::process::{Startup, print_ready, raise_priority};
 use crate::reload::{NetSettings, ReloadPart, ReloadThread};
 use crate::report::ServeReport;
-use crate::sandbox::UserOption;
+use crate::sandbox::{Obstacle, UserOption};
 
 /// Maximum datagram size on kernel sockets, in bytes: an echo of a whole Ethernet frame.
 const MAX_DATAGRAM_BYTES: usize = 2048;
@@ -154,8 +153,7 @@ impl ServerOptions {
 
     /// Begins the start of the server.
     pub(crate) fn startup(&self, host: &HostOptions) -> Result<Startup, Failure> {
-        let has_dpdk = matches!(host.io_kind(), IoKind::Device(HostDevice::Dpdk(_)));
-        Startup::begin(&self.user, has_dpdk, self.duration)
+        Startup::begin(&self.user, Obstacle::of(&host.io_kind()), self.duration)
     }
 
     /// Checks the options without opening anything.
