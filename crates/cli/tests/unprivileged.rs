@@ -131,7 +131,7 @@ fn own_addresses() -> [String; 4] {
 fn serve(testbed: &Testbed, kind: DeviceKind, arguments: &[&str]) -> Running {
     let (flags, addresses) = (kind.flags(testbed.device()), own_addresses());
     let rest = flags.iter().chain(&addresses).map(String::as_str);
-    Running::start(&mut tidegate(testbed, &[&["serve"], arguments].concat()).args(rest))
+    Running::start(tidegate(testbed, &[&["serve"], arguments].concat()).args(rest))
 }
 
 #[track_caller]

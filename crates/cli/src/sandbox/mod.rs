@@ -11,6 +11,8 @@ use std::path::Path;
 
 use clap::Args;
 use nix::unistd::{Gid, Uid, User};
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use tidegate::NetConfig;
@@ -109,20 +111,20 @@ impl UserOption {
                 .into()),
             };
         }
-        let user = match &self.user {
+        let user = match (&self.user, obstacle) {
             // An ordinary user's namespace: its root has no rights outside.
-            None if !has_ordinary_users() => return Ok(Sandbox(None)),
-            None if let Some(obstacle) = obstacle => {
+            (None, _) if !has_ordinary_users() => return Ok(Sandbox(None)),
+            (None, Some(obstacle)) => {
                 log(format_args!("this process stays root: {obstacle}"));
                 return Ok(Sandbox(None));
             }
-            Some(name) => find_user(name)?.ok_or_else(|| {
+            (Some(name), _) => find_user(name)?.ok_or_else(|| {
                 format!(
                     "--user {name}: there is no such user: `useradd --system {name}` creates it, \
                      and `--user root` stays root"
                 )
             })?,
-            None => default_user()?,
+            (None, None) => default_user()?,
         };
         if user.uid.is_root() {
             return Ok(Sandbox(None));
@@ -229,6 +231,14 @@ impl Sandbox {
         become_user(user).map_err(|error| {
             format!("cannot become user {}: {error}; `--user root` stays root", user.name)
         })?;
+        if !rustix::thread::capabilities(None)?.permitted.is_empty() {
+            return Err(format!(
+                "user {} keeps capabilities here, by securebits (`capsh --print`): start the \
+                 process without them, or give `--user root`",
+                user.name
+            )
+            .into());
+        }
         syscalls::restrict().map_err(|error| {
             format!("cannot restrict system calls: {error}; `--user root` does without")
         })?;
@@ -265,6 +275,17 @@ pub(crate) fn drop_from_bounding_set(dropped: CapabilitySet) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Warns of a folder to serve that the user of this process may not enter.
+pub(crate) fn warn_unless_accessible(folder: &Path) {
+    if access(folder, Access::EXEC_OK) == Err(Errno::ACCESS) {
+        log(format_args!(
+            "{}: the server's user may not enter this folder: files may be missing, and SIGHUP \
+             cannot open it again; let that user read it, or choose another user by --user",
+            folder.display()
+        ));
+    }
 }
 
 /// Takes the groups, the group and the user, in all threads: the C library sees to that.

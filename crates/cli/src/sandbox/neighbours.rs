@@ -22,7 +22,7 @@ use super::{become_user, drop_from_bounding_set, find_user};
 use crate::{Failure, OWN_PROGRAM};
 
 /// Subcommand that [`run`] is.
-pub(crate) const SUBCOMMAND: &str = "resolve-neighbours";
+const SUBCOMMAND: &str = "resolve-neighbours";
 
 /// Starts the process for an interface.
 ///
@@ -34,7 +34,7 @@ pub(super) fn start(interface: &Interface, user: &User) -> io::Result<NeighbourR
     let mut command = Command::new(OWN_PROGRAM);
     command.args([SUBCOMMAND, &interface.index.to_string(), &user.name]);
     command.env_clear().current_dir("/").stdin(Stdio::from(theirs));
-    // The process ends when the socket does; the kernel then reaps it or this process has ended.
+    // The process ends with the socket, so with this process: nobody waits for it.
     command.stdout(Stdio::null()).spawn()?;
     Ok(Box::new(move |address| request(&ours, address)))
 }

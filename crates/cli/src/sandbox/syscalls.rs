@@ -63,7 +63,7 @@ const PERMITTED: &[libc::c_long] = &[
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
     libc::SYS_io_uring_enter,
-    // Sockets that are open.
+    // Sockets, of which few can be made.
     libc::SYS_bind,
     libc::SYS_connect,
     libc::SYS_accept,
@@ -184,19 +184,19 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = all.map(|&call| (call, vec![])).collect();
     let is = |argument, value| (argument, Eq, value);
     let has_none = |argument, flags| (argument, MaskedEq(flags), 0);
-    let not_executable = has_none(2, libc::PROT_EXEC as u64);
+    let not_executable = [has_none(2, libc::PROT_EXEC as u64)];
     let conditional: &[(libc::c_long, Conditions<'_>)] = &[
-        (libc::SYS_mmap, &[not_executable.clone()]),
-        (libc::SYS_mprotect, &[not_executable]),
+        (libc::SYS_mmap, &not_executable),
+        (libc::SYS_mprotect, &not_executable),
         (libc::SYS_clone, &[has_none(0, NAMESPACE_FLAGS)]),
         (libc::SYS_socket, &[is(0, libc::AF_UNIX as u64)]),
         (libc::SYS_socket, &[is(0, libc::AF_NETLINK as u64), is(2, libc::NETLINK_ROUTE as u64)]),
         (libc::SYS_prctl, &[is(0, libc::PR_SET_NAME as u64)]),
         (libc::SYS_prctl, &[is(0, libc::PR_GET_NAME as u64)]),
         // Not TIOCSTI, which types into the terminal of another process.
-        (libc::SYS_ioctl, &[is(1, libc::FIONBIO as u64)]),
-        (libc::SYS_ioctl, &[is(1, libc::FIONREAD as u64)]),
-        (libc::SYS_ioctl, &[is(1, libc::TCGETS as u64)]),
+        (libc::SYS_ioctl, &[is(1, libc::FIONBIO)]),
+        (libc::SYS_ioctl, &[is(1, libc::FIONREAD)]),
+        (libc::SYS_ioctl, &[is(1, libc::TCGETS)]),
         (libc::SYS_bpf, &[is(0, BPF_MAP_LOOKUP_ELEM)]),
         (libc::SYS_bpf, &[is(0, BPF_MAP_UPDATE_ELEM)]),
         (libc::SYS_bpf, &[is(0, BPF_MAP_DELETE_ELEM)]),

@@ -19,6 +19,7 @@ use crate::host::IoKind;
 use crate::process::print_ready;
 use crate::reload::ReloadPart;
 use crate::report::ServeReport;
+use crate::sandbox::warn_unless_accessible;
 
 /// Flags of `serve http`.
 #[derive(Args)]
@@ -128,6 +129,7 @@ impl HttpCommand {
             let addresses = host.kernel_addresses(port);
             let ready = || {
                 reload = Some(startup.finish(vec![part]).map_err(io::Error::other)?);
+                root.inspect(|root| warn_unless_accessible(root));
                 print_ready("http", &addresses, "kernel sockets")
             };
             serve_http_kernel(&addresses, &service, limits, &stop, ready)?;
@@ -148,6 +150,7 @@ impl HttpCommand {
         let part = settings_part(flags, config, &service, limits.memory_bytes);
         let ReadyServer { net, listeners, stop, threads: _threads } =
             server.start("http", vec![part])?;
+        root.inspect(|root| warn_unless_accessible(root));
         serve_http(&net, listeners, &service, limits, &stop)
             .map_err(|error| host.explain(error))?;
         ServeReport::tidegate("http", &served(&service), &net).print(json)
