@@ -17,8 +17,9 @@ use tidegate_gate::admission::{Admission, Config};
 use crate::Failure;
 use crate::config::{self, AsText};
 use crate::host::attach_modes;
-use crate::process::{raise_priority, stop_flag};
-use crate::reload::{ReloadPart, ReloadThread};
+use crate::process::{Startup, raise_priority};
+use crate::reload::ReloadPart;
+use crate::sandbox::{Obstacle, UserOption};
 
 /// Flags of `guard`.
 #[derive(Args)]
@@ -40,6 +41,8 @@ pub(crate) struct Guard {
     /// XDP attach mode [default: auto]
     #[arg(long, value_parser = attach_modes(), value_name = "MODE")]
     xdp_mode: Option<AsText<AttachMode>>,
+    #[command(flatten)]
+    user: UserOption,
     /// Stop after this many seconds; SIGINT and SIGTERM stop earlier [default: no limit]
     #[arg(long, value_name = "SECONDS")]
     duration: Option<f64>,
@@ -50,7 +53,7 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let reload_thread = ReloadThread::start()?;
+        let startup = Startup::begin(&self.user, Obstacle::of_xdp(), self.duration)?;
         let config = match &self.config {
             Some(path) => read_classes(path)?,
             None => {
@@ -58,13 +61,12 @@ impl Guard {
                 policy(&self.port, &trusted)
             }
         };
-        let stop = stop_flag(self.duration)?;
         let mode = self.xdp_mode.map(|mode| mode.0).unwrap_or_default();
-
         let mut guard = KernelGuard::attach(&self.iface, mode, &config, &self.port, hash_seed())?;
         raise_priority();
         let (sender, changes) = channel();
-        reload_thread.serve(vec![classes_part(self.config.clone(), sender)]);
+        let stop = startup.stop();
+        let _reload = startup.finish(vec![classes_part(self.config.clone(), sender)])?;
         self.print_ready(&guard)?;
         let began = Instant::now();
         let period = Duration::from_nanos(Config::PERIOD_NS);

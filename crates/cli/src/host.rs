@@ -166,7 +166,7 @@ pub(crate) fn attach_modes() -> impl TypedValueParser<Value = AsText<AttachMode>
 }
 
 /// Ways to check own addresses, by name.
-fn address_probes() -> impl TypedValueParser<Value = AsText<AddressProbe>> {
+pub(crate) fn address_probes() -> impl TypedValueParser<Value = AsText<AddressProbe>> {
     let choice = |probe: AddressProbe, help| (probe.name(), AsText(probe), help);
     choices([
         choice(
@@ -189,6 +189,11 @@ impl HostOptions {
     /// Returns true if the server shares the host's IP addresses.
     pub(crate) fn is_shared(&self) -> bool {
         self.shared
+    }
+
+    /// Returns the interface whose addresses the server shares with the host, if it does.
+    pub(crate) fn shared_interface(&self) -> Option<&str> {
+        self.iface.as_deref().filter(|_| self.shared)
     }
 
     /// Pins the calling thread to the processor of `--cpu`, if given.

@@ -20,6 +20,7 @@ mod reload;
 mod report;
 mod router;
 mod run;
+mod sandbox;
 mod serve;
 mod ss;
 mod top;
@@ -91,6 +92,14 @@ enum Command {
         /// Part of this process
         role: RestorerRole,
     },
+    /// Resolve neighbours for a server without privileges; Tidegate starts this itself
+    #[command(hide = true)]
+    ResolveNeighbours {
+        /// Index of the interface
+        interface: u32,
+        /// User of the server
+        user: String,
+    },
 }
 
 /// This program, also after its file was replaced.
@@ -114,6 +123,9 @@ fn main() -> ExitCode {
         Command::Lab(lab) => lab.run(),
         Command::Demo(demo) => demo.run(),
         Command::Drops(drops) => drops.run(),
+        Command::ResolveNeighbours { interface, user } => {
+            sandbox::resolve_neighbours(interface, &user)
+        }
         Command::RestoreSettings { role } => run_restorer(role).map_err(Into::into),
     };
     match result {

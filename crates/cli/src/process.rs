@@ -1,12 +1,15 @@
-//! This process: the ready line for its parent, the stop flag, and the scheduling priority.
+//! This process: its start, the ready line for its parent, the stop flag, and the scheduling
+//! priority.
 
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::Failure;
+use crate::reload::{ReloadPart, ReloadSignal, ReloadThread};
+use crate::sandbox::{Obstacle, Sandbox, UserOption};
 
 /// Prints the ready line, by which the parent process knows that the server is serving.
 pub(crate) fn print_ready(
@@ -20,24 +23,88 @@ pub(crate) fn print_ready(
     out.flush()
 }
 
-/// Returns a flag that is set on SIGINT, on SIGTERM, or after `duration` seconds.
-pub(crate) fn stop_flag(duration: Option<f64>) -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // A second signal ends the process at once.
-        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+/// Flag that is set on SIGINT, on SIGTERM, or at a time limit.
+pub(crate) struct StopSignal {
+    flag: Arc<AtomicBool>,
+    deadline: Option<Instant>,
+}
+
+impl StopSignal {
+    /// Registers the signals. `duration` is the time limit in seconds, from now on.
+    pub(crate) fn register(duration: Option<f64>) -> Result<Self, Failure> {
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            // A second signal ends the process at once.
+            signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&flag))?;
+            signal_hook::flag::register(signal, Arc::clone(&flag))?;
+        }
+        let deadline = duration.map(|seconds| {
+            let limit = Duration::try_from_secs_f64(seconds).ok();
+            limit
+                .and_then(|limit| Instant::now().checked_add(limit))
+                .ok_or_else(|| format!("--duration {seconds}: give a number of seconds above 0"))
+        });
+        Ok(Self { flag, deadline: deadline.transpose()? })
     }
-    if let Some(seconds) = duration {
-        let limit = Duration::try_from_secs_f64(seconds)
-            .map_err(|_| format!("--duration {seconds}: give a number of seconds above 0"))?;
-        let stop = Arc::clone(&stop);
+
+    /// The flag.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.flag)
+    }
+
+    /// Starts the thread that waits for the time limit, if there is one.
+    pub(crate) fn start_timer(self) {
+        let Self { flag, deadline: Some(deadline) } = self else { return };
         std::thread::spawn(move || {
-            std::thread::sleep(limit);
-            stop.store(true, Ordering::Relaxed);
+            std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+            flag.store(true, Ordering::Relaxed);
         });
     }
-    Ok(stop)
+}
+
+/// Returns the flag of a [`StopSignal`] whose timer runs.
+pub(crate) fn stop_flag(duration: Option<f64>) -> Result<Arc<AtomicBool>, Failure> {
+    let signal = StopSignal::register(duration)?;
+    let flag = signal.flag();
+    signal.start_timer();
+    Ok(flag)
+}
+
+/// Start of a server: what it needs while it still has privileges, and what has to wait until it
+/// has none.
+pub(crate) struct Startup {
+    pub(crate) sandbox: Sandbox,
+    reload: ReloadSignal,
+    stop: StopSignal,
+}
+
+impl Startup {
+    /// Looks up the user of the server, and registers its signals. To be called before the thread
+    /// is pinned to a processor.
+    pub(crate) fn begin(
+        user: &UserOption,
+        obstacle: Option<Obstacle>,
+        duration: Option<f64>,
+    ) -> Result<Self, Failure> {
+        let sandbox = user.sandbox(obstacle)?;
+        let reload = ReloadSignal::register(sandbox.clone())?;
+        Ok(Self { sandbox, reload, stop: StopSignal::register(duration)? })
+    }
+
+    /// Flag that is set when the server is to end.
+    pub(crate) fn stop(&self) -> Arc<AtomicBool> {
+        self.stop.flag()
+    }
+
+    /// Gives up the privileges of a server that is ready. Reloads these parts at SIGHUP for as
+    /// long as the returned value lives.
+    pub(crate) fn finish(self, parts: Vec<ReloadPart>) -> Result<ReloadThread, Failure> {
+        self.sandbox.enter()?;
+        self.stop.start_timer();
+        let reload = self.reload.start_thread()?;
+        reload.serve(parts);
+        Ok(reload)
+    }
 }
 
 /// Nice increment for the highest priority of a thread without real-time scheduling.

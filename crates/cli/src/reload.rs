@@ -9,9 +9,12 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use rustix::io::Errno;
+use rustix::thread::CpuSet;
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::{Handle, Signals};
 use tidegate::gate::Settings;
+use tidegate_engine::Priority;
 use tidegate_gate::admission::{self, Admission};
 
 use crate::Failure;
@@ -20,6 +23,7 @@ use crate::control::Controllable;
 use crate::gate::GateOptions;
 use crate::host::HostOptions;
 use crate::output::log;
+use crate::sandbox::Sandbox;
 
 /// Change that was checked: applies it, and returns what is in force now.
 pub(crate) type CheckedChange = Box<dyn FnOnce() -> Result<String, Failure>>;
@@ -28,25 +32,51 @@ pub(crate) type CheckedChange = Box<dyn FnOnce() -> Result<String, Failure>>;
 pub(crate) type ReloadPart = Box<dyn FnMut() -> Result<CheckedChange, Failure> + Send>;
 
 /// SIGHUP, which does not end this process any more: it is kept for the thread that reloads.
-pub(crate) struct ReloadSignal(Signals);
+///
+/// A server registers it before it pins itself to a processor and raises its priority: loading
+/// zones is not to take time from the processor that serves.
+pub(crate) struct ReloadSignal {
+    signals: Signals,
+    processors: CpuSet,
+    nice: i32,
+    sandbox: Sandbox,
+}
 
 impl ReloadSignal {
-    /// Registers the signal.
-    pub(crate) fn register() -> io::Result<Self> {
-        Signals::new([SIGHUP]).map(Self)
+    /// Registers the signal, and keeps the processors and the nice value of the calling thread for
+    /// the thread that reloads.
+    pub(crate) fn register(sandbox: Sandbox) -> io::Result<Self> {
+        Ok(Self {
+            signals: Signals::new([SIGHUP])?,
+            processors: rustix::thread::sched_getaffinity(None)?,
+            nice: rustix::process::getpriority_process(None)?,
+            sandbox,
+        })
     }
 
-    /// Starts the thread, with the processors and the privileges of the calling thread.
+    /// Starts the thread, with the privileges of the calling thread.
     pub(crate) fn start_thread(self) -> io::Result<ReloadThread> {
-        let Self(mut signals) = self;
+        let Self { mut signals, processors, nice, sandbox } = self;
         let handle = signals.handle();
         let (parts, received) = channel::<Vec<ReloadPart>>();
         let thread = std::thread::Builder::new().name("reload".to_owned()).spawn(move || {
+            // On failure the thread keeps those of the thread that started it.
+            let _ = Priority::Application.apply();
+            let _ = rustix::thread::sched_setaffinity(None, &processors);
+            let _ = rustix::process::setpriority_process(None, nice);
             let Ok(mut parts) = received.recv() else { return };
             for _ in signals.forever() {
                 let line = match reload(&mut parts) {
                     Ok(report) => format!("reloaded: {report}"),
-                    Err(error) => format!("not reloaded, all stays as it was: {error}"),
+                    Err(error) => {
+                        let error = error.to_string();
+                        let denied = io::Error::from(Errno::ACCESS).to_string();
+                        let advice = match error.contains(&denied) {
+                            true => sandbox.file_advice(),
+                            false => String::new(),
+                        };
+                        format!("not reloaded, all stays as it was: {error}{advice}")
+                    }
                 };
                 log(line);
             }
@@ -57,8 +87,7 @@ impl ReloadSignal {
 
 /// Thread that reloads on SIGHUP. Dropping it ends the thread.
 ///
-/// A server starts it before it pins itself to a processor: loading zones is not to take time from
-/// the processor that serves. The daemon starts it when it has dropped its privileges.
+/// A server starts it when it has dropped its privileges.
 pub(crate) struct ReloadThread {
     handle: Handle,
     parts: Sender<Vec<ReloadPart>>,
@@ -66,11 +95,6 @@ pub(crate) struct ReloadThread {
 }
 
 impl ReloadThread {
-    /// Starts the thread. A SIGHUP before [`ReloadThread::serve`] is kept until then.
-    pub(crate) fn start() -> io::Result<Self> {
-        ReloadSignal::register()?.start_thread()
-    }
-
     /// Reloads these parts, in this order, at each SIGHUP from now on.
     pub(crate) fn serve(&self, parts: Vec<ReloadPart>) {
         // The thread receives once; it ends only when this value is dropped.

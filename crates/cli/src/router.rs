@@ -6,17 +6,21 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tidegate::Route;
+use tidegate::{AddressProbe, Route};
 use tidegate_apps::filter::{FilterConfig, FilterReloader, FilterRules, FilterServer};
-use tidegate_apps::router::{self, Forwarder, InterfaceSpec, Priorities, RouterConfig};
+use tidegate_apps::router::{
+    self, Forwarder, InterfaceSpec, Priorities, RouterConfig, RouterDevice,
+};
 use tidegate_gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
-use crate::host::{parse_route, pin_to};
-use crate::output::print_line;
-use crate::process::stop_flag;
-use crate::reload::{ReloadPart, ReloadThread};
+use crate::config::AsText;
+use crate::host::{address_probes, parse_route, pin_to};
+use crate::output::{log, print_line};
+use crate::process::Startup;
+use crate::reload::ReloadPart;
 use crate::report::drops_json;
+use crate::sandbox::{Obstacle, UserOption};
 
 /// Flags of `route`.
 #[derive(Args)]
@@ -34,6 +38,9 @@ pub(crate) struct RouteCommand {
     /// Static route beyond the links, as PREFIX=GATEWAY; may be repeated
     #[arg(long, value_name = "PREFIX=GATEWAY")]
     route: Vec<String>,
+    /// Check that no other host uses an address of the router [default: quick]
+    #[arg(long, value_parser = address_probes(), value_name = "PROBE")]
+    probe: Option<AsText<AddressProbe>>,
     /// Receive mode [default: polled]
     #[arg(long, value_enum, value_name = "MODE")]
     mode: Option<GateMode>,
@@ -66,6 +73,8 @@ pub(crate) struct RouteCommand {
     /// network code does
     #[arg(long)]
     realtime: bool,
+    #[command(flatten)]
+    user: UserOption,
     /// Configuration file (TOML), sections [router] and [gate]. Flags take precedence
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -119,6 +128,7 @@ struct RouterSection {
     #[serde(alias = "port")]
     io: Vec<String>,
     route: Vec<String>,
+    probe: Option<AsText<AddressProbe>>,
     #[serde(alias = "screen")]
     filter: Option<PathBuf>,
     #[serde(alias = "screen-batch")]
@@ -135,31 +145,40 @@ const REALTIME_PRIORITIES: Priorities = Priorities { receive: Some(2), protocol:
 
 impl RouteCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let reload_thread = ReloadThread::start()?;
         let file = self.config.as_deref().map_or(Ok(RouterFile::default()), read_file)?;
-        if let Some(cpu) = self.cpu.or(file.router.cpu) {
-            pin_to(cpu)?;
-        }
+        let cpu = self.cpu.or(file.router.cpu);
         let realtime = self.realtime || file.router.realtime;
         let priorities = if realtime { REALTIME_PRIORITIES } else { Priorities::default() };
         let config = self.router_config(file)?;
+        let obstacle = config.interfaces.iter().find_map(|interface| match interface.device {
+            RouterDevice::Dpdk(_) => Some(Obstacle::Dpdk),
+            RouterDevice::Xdp(_) => Obstacle::of_xdp(),
+            _ => None,
+        });
+        let filter = config.filter.as_ref().map(|filter| filter.path.clone());
+        let startup = Startup::begin(&self.user, obstacle, self.duration)?;
+        if let Some(cpu) = cpu {
+            pin_to(cpu)?;
+        }
         let mode = config.gate.config().mode;
-        let stop = stop_flag(self.duration)?;
         let mut forwarder = router::open(config)?;
-        reload_thread.serve(vec![Box::new(|| {
+        priorities
+            .acquire()
+            .map_err(|error| format!("--realtime: {error}; it needs root or CAP_SYS_NICE"))?;
+        let stop = startup.stop();
+        let _reload = startup.finish(vec![Box::new(|| {
             Err("a router reads its configuration only when it starts: restart it; its filter can be reloaded".into())
-        })]);
+        })])?;
+        if let Some(path) = filter {
+            warn_unless_accessible(&path);
+        }
         let kinds: Vec<_> = forwarder.reports().into_iter().map(|report| report.kind).collect();
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "ready: route in mode {} by {}", mode.name(), kinds.join(", "))?;
-        out.flush()?;
-        drop(out);
-        router::run(&mut forwarder, priorities, &stop).map_err(|error| match error.kind() {
-            std::io::ErrorKind::PermissionDenied if realtime => {
-                format!("--realtime: {error}; it needs root or CAP_SYS_NICE").into()
-            }
-            _ => Failure::from(error),
-        })?;
+        forwarder.on_ready(Box::new(move || {
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "ready: route in mode {} by {}", mode.name(), kinds.join(", "))?;
+            out.flush()
+        }));
+        router::run(&mut forwarder, priorities, &stop)?;
         print_report(&mut forwarder, mode, self.json)
     }
 
@@ -193,6 +212,7 @@ impl RouteCommand {
             let batch = self.filter_batch.or(section.filter_batch).unwrap_or(1);
             config.filter = Some(FilterConfig { path, batch });
         }
+        config.probe = self.probe.or(section.probe).map_or(config.probe, |probe| probe.0);
         config.frames = self.frames.or(section.frames).unwrap_or(config.frames);
         Ok(config)
     }
@@ -267,6 +287,20 @@ fn print_report(forwarder: &mut Forwarder, mode: Mode, as_json: bool) -> Result<
     Ok(())
 }
 
+/// Warns of a filter that this process may not connect to. A filter that is started later is found
+/// when packets arrive.
+fn warn_unless_accessible(filter: &Path) {
+    use rustix::fs::{Access, access};
+    if access(filter, Access::WRITE_OK) == Err(rustix::io::Errno::ACCESS) {
+        log(format_args!(
+            "no packet will pass: the router's user may not connect to the filter at {}; start the \
+             filter by `tidegate filter` with the same --user, or let that user write to the \
+             socket",
+            filter.display()
+        ));
+    }
+}
+
 fn read_rules(path: &Path) -> Result<FilterRules, Failure> {
     let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
@@ -294,6 +328,8 @@ pub(crate) struct FilterCommand {
     /// Unix socket to listen on for the router; the path must not exist yet
     #[arg(long, value_name = "PATH")]
     listen: PathBuf,
+    #[command(flatten)]
+    user: UserOption,
     /// Maximum number of verdicts per message while packets wait
     #[arg(long, value_name = "VERDICTS", default_value_t = 1)]
     batch: usize,
@@ -310,15 +346,16 @@ pub(crate) struct FilterCommand {
 
 impl FilterCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        let startup = Startup::begin(&self.user, None, self.duration)?;
         if let Some(cpu) = self.cpu {
             pin_to(cpu)?;
         }
-        let reload_thread = ReloadThread::start()?;
         let rules = read_rules(&self.rules)?;
-        let stop = stop_flag(self.duration)?;
         let count = rules.len();
         let mut server = FilterServer::listen(&self.listen, rules)?.batch(self.batch);
-        reload_thread.serve(vec![rules_part(self.rules.clone(), server.reloader())]);
+        startup.sandbox.give(&self.listen)?;
+        let stop = startup.stop();
+        let _reload = startup.finish(vec![rules_part(self.rules.clone(), server.reloader())])?;
         let mut out = std::io::stdout().lock();
         writeln!(out, "ready: filter with {count} rules at {}", self.listen.display())?;
         out.flush()?;

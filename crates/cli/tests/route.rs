@@ -441,6 +441,8 @@ fn run_hostile_filter(path: &str, stop: &std::sync::atomic::AtomicBool) {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let listener = socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
     bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    // The router is not root any more.
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
     listen(&listener, 1).unwrap();
     let router = accept(&listener).unwrap();
     std::fs::remove_file(path).unwrap();
@@ -570,4 +572,31 @@ fn rejects_invalid_settings_with_reason() {
     fails_with(&["route", "--config", path.to_str().unwrap()], &["route.toml", "prot"]);
     std::fs::write(&path, "[gate]\nlow-mark-percent = 80\n").unwrap();
     fails_with(&["route", "--config", path.to_str().unwrap()], &["low mark"]);
+}
+
+/// A router ends with an error if a host on one of its links has one of its addresses.
+#[test]
+fn refuses_an_address_that_another_host_has() {
+    if !is_root("router's address conflict") {
+        return;
+    }
+    let testbed = RouterTestbed::new().unwrap();
+    let left = &testbed.left;
+    let link = left.namespace.ip(&["link", "show", &left.device]).unwrap();
+    let (one, other) = (&testbed.device_flags("packet")[1], &testbed.device_flags("packet")[3]);
+    for (address, bits) in [(LEFT_V4, 24), (LEFT_V6, 64)] {
+        let interface = one.split(',').next().unwrap();
+        for (probe, mode) in [("quick", "polled"), ("quick", "interrupt"), ("rfc", "polled")] {
+            let mut router = testbed.router.command(env!("CARGO_BIN_EXE_tidegate"));
+            router.args(["route", "--probe", probe, "--mode", mode, "--io", other, "--io"]);
+            let output = router.arg(format!("{interface},{address}/{bits}")).output().unwrap();
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success(), "{error}");
+            assert!(output.stdout.is_empty(), "no ready line");
+            let expected = format!("uses {address}, too: choose another address");
+            assert!(error.contains(&expected), "{probe} {mode}: {error}");
+            let mac = error.split_once("MAC address ").unwrap().1.split(' ').next().unwrap();
+            assert!(link.contains(mac), "{error}{link}");
+        }
+    }
 }

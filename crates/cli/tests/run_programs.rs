@@ -264,3 +264,31 @@ fn rejects_unsupported_programs_with_reason() {
     fs::write(&program, head).unwrap();
     assert!(with(program.to_str().unwrap()).contains("linked statically"));
 }
+
+/// A program is told that another host has an address of its stack, and its sockets fail.
+#[test]
+fn sockets_fail_if_another_host_has_the_address() {
+    if !can_run("address conflict of a program", &["python3"]) {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Packet);
+    let link = testbed.client().ip(&["link", "show", testbed.client_device()]).unwrap();
+    for (address, bits, family) in [(CLIENT_V4, 24, "AF_INET"), (CLIENT_V6, 64, "AF_INET6")] {
+        let script = format!(
+            "import socket; s = socket.socket(socket.{family}); s.bind(('{address}', 7000)); \
+             s.listen(); s.accept()"
+        );
+        for probe in ["quick", "rfc"] {
+            let own = format!("{address}/{bits}");
+            let flags = ["--io", "packet", "--probe", probe, "--address", &own];
+            let output = testbed.run_with(&flags, &["python3", "-c", &script]).output().unwrap();
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success(), "{error}");
+            assert!(error.contains("Cannot assign requested address"), "{error}");
+            let expected = format!("uses {address}, too: choose another address");
+            assert!(error.contains(&expected), "{probe}: {error}");
+            let mac = error.split_once("MAC address ").unwrap().1.split(' ').next().unwrap();
+            assert!(link.contains(mac), "{error}{link}");
+        }
+    }
+}

@@ -67,7 +67,13 @@ impl PriorityBoost {
     pub fn lower(&mut self) {
         if let Some(normal) = self.normal.take() {
             // Fails only without the permission that raised it: then the priority stays.
-            let _ = sys::set_scheduling_attributes(&normal);
+            // Without CAP_SYS_NICE a thread cannot clear the flag that the boost has set; it
+            // only concerns threads that this thread starts.
+            let kept_flag = libc::SCHED_FLAG_RESET_ON_FORK as u64;
+            let with_flag =
+                libc::sched_attr { sched_flags: normal.sched_flags | kept_flag, ..normal };
+            let _ = sys::set_scheduling_attributes(&normal)
+                .or_else(|_| sys::set_scheduling_attributes(&with_flag));
         }
     }
 

@@ -45,7 +45,7 @@ pub use handover::{InheritedDevice, InheritedKind};
 pub use idle::{CpuContention, IdleConfig, IdleGovernor, IdleStep, pause};
 pub use idle_detector::IdleDetector;
 pub use kernel_port::{BoundPort, HeldSocket, KernelPort};
-pub use neighbours::KernelNeighbours;
+pub use neighbours::{KernelNeighbours, NeighbourResolver};
 pub use open::{DeviceWrapper, NetConfig, OpenError};
 pub use prepared::{PreparedEngine, open};
 pub use priority::Priority;

@@ -22,9 +22,14 @@ const RESOLUTION_TIMEOUT_NS: u64 = 3_000_000_000;
 /// Interval of attempts to read the whole table.
 const REREAD_INTERVAL_NS: u64 = 1_000_000_000;
 
+/// Function that asks the kernel to resolve an address, for a process that has dropped its
+/// privileges.
+pub type NeighbourResolver = Box<dyn FnMut(IpAddr) + Send>;
+
 /// The kernel's neighbours on one interface.
 pub struct KernelNeighbours {
     interface: u32,
+    resolver: Option<NeighbourResolver>,
     monitor: Monitor,
     /// Neighbours of the initial table that the stack has not received yet.
     initial: Vec<Neighbour>,
@@ -37,15 +42,20 @@ pub struct KernelNeighbours {
 
 impl KernelNeighbours {
     /// Reads the neighbour table of the interface with index `interface` and follows its changes.
+    /// Asks the kernel through `resolver`, or directly without one.
     ///
     /// # Errors
     /// If netlink does not work here.
-    pub fn follow(interface: u32) -> Result<Self, NetlinkError> {
+    pub fn follow(
+        interface: u32,
+        resolver: Option<NeighbourResolver>,
+    ) -> Result<Self, NetlinkError> {
         // Subscribe before reading the table: a change in between is seen twice, not missed.
         let monitor = Monitor::open()?;
         let initial = netlink::neighbours(interface)?;
         Ok(Self {
             interface,
+            resolver,
             monitor,
             initial,
             next_check_ns: 0,
@@ -60,6 +70,9 @@ impl KernelNeighbours {
     pub(crate) fn resolve(&mut self, address: IpAddr) {
         self.requested = true;
         self.next_check_ns = 0;
+        if let Some(resolver) = &mut self.resolver {
+            return resolver(address);
+        }
         // Fails only if the kernel's table is full or the interface is going away. The queue of the
         // stack then times out with its own drop reason.
         let _ = netlink::resolve(self.interface, address);

@@ -17,7 +17,7 @@ use tidegate_stack::{AddressOwnership, AddressProbe, ConfigError, Limits, Restor
 use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::admission::AdmissionError;
-use crate::{Clock, DeviceConfig, EngineConfig, IdleConfig};
+use crate::{Clock, DeviceConfig, EngineConfig, IdleConfig, NeighbourResolver};
 
 /// Function that wraps an open device: fault injection, tracing, capture.
 pub type DeviceWrapper = Box<dyn FnOnce(Box<dyn Device>) -> io::Result<Box<dyn Device>> + Send>;
@@ -30,6 +30,7 @@ pub struct NetConfig {
     pub(crate) routes: Vec<Route>,
     pub(crate) ownership: AddressOwnership,
     pub(crate) probe: AddressProbe,
+    pub(crate) neighbour_resolver: Option<NeighbourResolver>,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) vlan: Option<u16>,
     pub(crate) limits: Limits,
@@ -55,6 +56,7 @@ impl NetConfig {
             routes: Vec::new(),
             ownership: AddressOwnership::Exclusive,
             probe: AddressProbe::default(),
+            neighbour_resolver: None,
             mac: None,
             vlan: None,
             limits: Limits::default(),
@@ -191,6 +193,14 @@ impl NetConfig {
         let mode = self.engine.gate.config().mode;
         let by_calls = matches!(mode, Mode::Polled | Mode::Dedicated) && !self.own_thread;
         (!by_calls).then_some(mode)
+    }
+
+    /// Resolves neighbours on a shared address through this function, and not by netlink, which
+    /// needs CAP_NET_ADMIN for as long as the stack is open.
+    #[must_use]
+    pub fn neighbour_resolver(mut self, resolver: NeighbourResolver) -> Self {
+        self.neighbour_resolver = Some(resolver);
+        self
     }
 
     /// Keys the hash tables and port selection with this seed instead of system randomness, for

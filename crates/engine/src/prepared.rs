@@ -51,7 +51,8 @@ impl PreparedEngine {
             let interface =
                 config.device.shareable_interface().ok_or(OpenError::CannotShareAddress)?;
             let interface = Interface::by_name(interface)?;
-            neighbours = Some(KernelNeighbours::follow(interface.index)?);
+            neighbours =
+                Some(KernelNeighbours::follow(interface.index, config.neighbour_resolver.take())?);
             config.addresses = netlink::addresses(interface.index)?;
             if config.addresses.is_empty() {
                 return Err(OpenError::NoKernelAddress(interface.name));

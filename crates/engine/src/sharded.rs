@@ -199,6 +199,8 @@ fn secondary_config(config: &NetConfig) -> NetConfig {
         routes: config.routes.clone(),
         ownership: config.ownership,
         probe: config.probe,
+        // A shared address has one core.
+        neighbour_resolver: None,
         mac: config.mac,
         vlan: config.vlan,
         limits: config.limits.clone(),

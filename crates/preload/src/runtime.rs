@@ -55,7 +55,8 @@ enum StackLocation {
 }
 
 static SETTINGS: OnceLock<Option<RunSettings>> = OnceLock::new();
-static NET: OnceLock<Result<Net, String>> = OnceLock::new();
+/// The stack, or the `errno` of its socket calls.
+static NET: OnceLock<Result<Net, i32>> = OnceLock::new();
 /// True in a forked child of a process with an embedded stack.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
@@ -132,26 +133,30 @@ pub(crate) fn is_strict() -> bool {
 /// Stack of this process; the first call opens the stack and then calls `on_opened`.
 ///
 /// # Errors
-/// `ENETDOWN` when the stack cannot be opened, which is logged. `EIO` in a forked child of a
+/// `ENETDOWN` when the stack cannot be opened, and `EADDRNOTAVAIL` when another host uses an address
+/// of an embedded stack; both are logged. `EIO` in a forked child of a
 /// process with an embedded stack, whose memory is the parent's.
 pub(crate) fn open(on_opened: fn()) -> io::Result<&'static Net> {
     if is_child() {
         return Err(child_error());
     }
     let opened = NET.get_or_init(|| {
-        let opened = open_stack();
-        match &opened {
-            Ok(net) => {
-                on_opened();
-                let capabilities = net.capabilities();
-                let (kind, detail) = (capabilities.kind, capabilities.detail);
-                log::write(&format!("this application now uses Tidegate: {kind} ({detail})"));
-            }
-            Err(error) => log::write(error),
-        }
-        opened
+        let net = open_stack().map_err(|error| {
+            log::write(&error);
+            libc::ENETDOWN
+        })?;
+        // At once for an attached stack: its addresses are the daemon's.
+        net.wait_for_addresses().map_err(|error| {
+            log::write(&error.to_string());
+            libc::EADDRNOTAVAIL
+        })?;
+        on_opened();
+        let capabilities = net.capabilities();
+        let (kind, detail) = (capabilities.kind, capabilities.detail);
+        log::write(&format!("this application now uses Tidegate: {kind} ({detail})"));
+        Ok(net)
     });
-    opened.as_ref().map_err(|_| io::Error::from_raw_os_error(libc::ENETDOWN))
+    opened.as_ref().map_err(|&errno| io::Error::from_raw_os_error(errno))
 }
 
 fn open_stack() -> Result<Net, String> {

@@ -9,7 +9,7 @@ use tidegate_device::{Burst, Device, DeviceCounters};
 use tidegate_engine::Clock;
 use tidegate_gate::{Gate, GateAction, Ring, RingCounts, Settings};
 use tidegate_memory::Frame;
-use tidegate_stack::{Counters, Router};
+use tidegate_stack::{Counters, OwnAddresses, Router, Stack};
 
 use crate::filter::{FilterCounters, FilterLink, QUEUE_PACKETS, Verdict};
 
@@ -76,6 +76,9 @@ pub struct InterfaceReport {
     pub stack: Counters,
 }
 
+/// Function that is called once a router's own addresses are known to be unique.
+pub type ReadyCallback = Box<dyn FnOnce() -> io::Result<()> + Send>;
+
 /// Router engine: devices, an arena, interfaces, a gate, and optionally a packet filter.
 pub struct Forwarder {
     // Devices come first: they are closed before the arena, to which the kernel may still be
@@ -93,6 +96,9 @@ pub struct Forwarder {
     /// Frames between receive work and protocol work, in modes with an input queue.
     input_queue: VecDeque<(usize, Frame)>,
     input_drops: DropCounters,
+    /// True while another host may claim an own address, which is then given up.
+    is_probing: bool,
+    on_ready: Option<ReadyCallback>,
     filter_expiry_at_ns: u64,
     /// Receive turns with frames since the last sleep.
     turns_since_sleep: u32,
@@ -129,6 +135,8 @@ impl Forwarder {
             tx_bursts,
             input_queue: VecDeque::new(),
             input_drops: DropCounters::new(),
+            is_probing: true,
+            on_ready: None,
             filter_expiry_at_ns: 0,
             turns_since_sleep: 0,
             counters: ForwarderCounters::default(),
@@ -146,12 +154,34 @@ impl Forwarder {
         self.now_ns
     }
 
+    /// Calls `on_ready` once the own addresses are known to be unique; at once if they are not
+    /// probed.
+    pub fn on_ready(&mut self, on_ready: ReadyCallback) {
+        self.on_ready = Some(on_ready);
+    }
+
+    /// Checks the own addresses while they are probed.
+    fn check_addresses(&mut self) -> io::Result<()> {
+        for addresses in self.router.stacks().iter().map(Stack::own_addresses) {
+            match addresses {
+                OwnAddresses::Taken(conflict) => return Err(conflict.into()),
+                OwnAddresses::Probing => return Ok(()),
+                OwnAddresses::Unique => {}
+            }
+        }
+        self.is_probing = false;
+        self.on_ready.take().map_or(Ok(()), |on_ready| on_ready())
+    }
+
     /// Performs the gate's next action.
     ///
     /// # Errors
-    /// When a device fails for good.
+    /// When a device fails for good, or another host has claimed an own address.
     pub fn step(&mut self) -> io::Result<ForwarderStep> {
         self.read_clock();
+        if self.is_probing {
+            self.check_addresses()?;
+        }
         let turn = match self.gate.next(self.now_ns) {
             GateAction::Serve(turn) => turn,
             GateAction::Yield => return Ok(ForwarderStep::Yield),
@@ -388,9 +418,12 @@ impl Forwarder {
     /// verdicts processed.
     ///
     /// # Errors
-    /// When a device fails for good.
+    /// As [`Forwarder::step`].
     pub fn process_input_queue(&mut self, limit: usize) -> io::Result<usize> {
         self.read_clock();
+        if self.is_probing {
+            self.check_addresses()?;
+        }
         let mut done = 0;
         while done < limit
             && let Some((device, frame)) = self.input_queue.pop_front()

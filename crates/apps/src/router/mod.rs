@@ -15,6 +15,6 @@ mod open;
 mod run;
 mod sys;
 
-pub use forwarder::{Forwarder, ForwarderCounters, ForwarderStep, InterfaceReport};
+pub use forwarder::{Forwarder, ForwarderCounters, ForwarderStep, InterfaceReport, ReadyCallback};
 pub use open::{InterfaceSpec, InterfaceSpecError, RouterConfig, RouterDevice, RouterError, open};
 pub use run::{Priorities, run};

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use tidegate::{Arena, FrameSize, IpCidr, Limits, MacAddr, Route};
+use tidegate::{AddressProbe, Arena, FrameSize, IpCidr, Limits, MacAddr, Route};
 use tidegate_device::Device;
 use tidegate_device::dpdk::{self, DpdkConfig, DpdkError};
 use tidegate_device::mem::MemDevice;
@@ -52,6 +52,8 @@ pub struct RouterConfig {
     pub interfaces: Vec<InterfaceSpec>,
     /// Routes beyond the links; each gateway is on one of the links.
     pub routes: Vec<Route>,
+    /// Check that no other host uses an address of the router.
+    pub probe: AddressProbe,
     /// Settings of the gate: when to poll, and how many packets to take.
     pub gate: Settings,
     /// Packet filter, if every transit packet needs a verdict.
@@ -69,6 +71,7 @@ impl Default for RouterConfig {
         Self {
             interfaces: Vec::new(),
             routes: Vec::new(),
+            probe: AddressProbe::default(),
             gate: Settings::default(),
             filter: None,
             frames: 16_384,
@@ -266,7 +269,10 @@ pub fn open(config: RouterConfig) -> Result<Forwarder, RouterError> {
             .forwarding(true)
             .limits(config.limits.clone())
             .transmit_checksum(capabilities.transmit_checksum);
-        stacks.push(Stack::new(stack, clock.now_ns())?);
+        let now_ns = clock.now_ns();
+        let mut stack = Stack::new(stack, now_ns)?;
+        stack.claim_addresses(now_ns, config.probe);
+        stacks.push(stack);
         devices.push(device);
     }
     let router = Router::new(stacks, seed);

@@ -33,10 +33,24 @@ pub struct Priorities {
     pub protocol: Option<i32>,
 }
 
+impl Priorities {
+    /// Gives the calling thread the highest of these priorities. It, and the threads that it starts,
+    /// can take any of them from then on, also when the process has dropped its privileges.
+    ///
+    /// # Errors
+    /// The process may not use real-time priorities.
+    pub fn acquire(self) -> io::Result<()> {
+        match self.receive.max(self.protocol) {
+            Some(priority) => sys::set_real_time_priority(priority),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Runs a router until `stop` is set.
 ///
 /// # Errors
-/// When a device fails for good, or a priority is not granted.
+/// When a device fails for good, another host has claimed an address of the router, or a priority is not granted.
 pub fn run(forwarder: &mut Forwarder, priorities: Priorities, stop: &AtomicBool) -> io::Result<()> {
     let mode = forwarder.gate().settings().config().mode;
     if mode.has_input_queue() {

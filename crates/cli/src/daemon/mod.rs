@@ -31,6 +31,7 @@ use crate::host::{HostOptions, IoKind};
 use crate::output::print_line;
 use crate::process::{raise_priority, stop_flag};
 use crate::reload::{NetSettings, ReloadSignal};
+use crate::sandbox::Sandbox;
 
 /// Interval at which the main thread checks for the end of the network cores.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -152,7 +153,7 @@ impl DaemonCommand {
         let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
-        let reload_signal = ReloadSignal::register()?;
+        let reload_signal = ReloadSignal::register(Sandbox::none())?;
         let stop = stop_flag(self.duration)?;
         let mut net = host.net_config(&settings)?;
         let classes = config::admission(self.admission, self.config.as_deref())?;

@@ -6,6 +6,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use tidegate::host::HostDevice;
 
 use crate::host::{HostOptions, IoKind};
+use crate::sandbox::drop_from_bounding_set;
 
 /// Name of DPDK's driver for kernel interfaces.
 const AF_PACKET: &str = "net_af_packet";
@@ -48,13 +49,7 @@ impl KeptCapabilities {
         let has = rustix::thread::capabilities(None)?;
         rustix::thread::clear_ambient_capability_set()?;
         if has.effective.contains(CapabilitySet::SETPCAP) {
-            for (_, capability) in CapabilitySet::all().iter_names() {
-                // The kernel may know fewer capabilities than this program.
-                let is_there = rustix::thread::capability_is_in_bounding_set(capability);
-                if is_there.unwrap_or(false) && !self.0.contains(capability) {
-                    rustix::thread::remove_capability_from_bounding_set(capability)?;
-                }
-            }
+            drop_from_bounding_set(CapabilitySet::all() - self.0)?;
         }
         let kept = self.0 & has.permitted;
         let sets = CapabilitySets {

@@ -22,9 +22,10 @@ use crate::control::ControlSocket;
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind, pin_to};
 use crate::output::log;
-use crate::process::{print_ready, raise_priority, stop_flag};
+use crate::process::{Startup, print_ready, raise_priority};
 use crate::reload::{NetSettings, ReloadPart, ReloadThread};
 use crate::report::ServeReport;
+use crate::sandbox::{Obstacle, UserOption};
 
 /// Maximum datagram size on kernel sockets, in bytes: an echo of a whole Ethernet frame.
 const MAX_DATAGRAM_BYTES: usize = 2048;
@@ -64,6 +65,8 @@ pub(crate) struct ServerOptions {
     /// --io kernel
     #[arg(long, help_heading = "Readers")]
     reuse_port: bool,
+    #[command(flatten)]
+    pub(crate) user: UserOption,
     /// Listen on this Unix socket for `tidegate ctl`
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
@@ -104,8 +107,9 @@ struct ServerRun<'a> {
     name: &'a str,
     /// Addresses that the server binds.
     addresses: &'a [SocketAddr],
-    /// Set when the server is to end.
-    stop: &'a AtomicBool,
+    startup: Startup,
+    /// Parts that SIGHUP reloads.
+    reload: Vec<ReloadPart>,
     /// Counters of requests and replies.
     served: &'a ServeCounters,
 }
@@ -130,13 +134,13 @@ impl ServerOptions {
         let host = self.host_options()?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
-        let reload = ReloadThread::start()?;
+        let startup = self.startup(&host)?;
         if self.readers > 1 {
             return Err(format!("--readers is for UDP: {service} is served by one thread").into());
         }
         host.pin()?;
-        let stop = stop_flag(self.duration)?;
         let config = self.with_admission(host.net_config(&settings)?.limits(limits))?;
+        let config = startup.sandbox.confine(config, &host)?;
         let net = Net::open(config.own_thread(gate.network_thread()))?;
         let addresses = host.wildcard_addresses(port);
         let bind = |&address| TcpListener::bind_with(&net, address, TCP_BACKLOG, options);
@@ -144,7 +148,12 @@ impl ServerOptions {
         let control = self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
         let control = control.transpose()?;
         let settings = self.net_settings();
-        Ok(StreamServer { net, listeners, addresses, stop, reload, settings, _control: control })
+        Ok(StreamServer { net, listeners, addresses, startup, settings, control })
+    }
+
+    /// Begins the start of the server.
+    pub(crate) fn startup(&self, host: &HostOptions) -> Result<Startup, Failure> {
+        Startup::begin(&self.user, Obstacle::of(&host.io_kind()), self.duration)
     }
 
     /// Checks the options without opening anything.
@@ -180,13 +189,12 @@ impl ServerOptions {
         stream_limits: Option<MessageLimits>,
         reload: Vec<ReloadPart>,
     ) -> Result<(), Failure> {
-        let reload_thread = ReloadThread::start()?;
-        self.check_readers()?;
         let host = self.host_options()?;
+        let startup = self.startup(&host)?;
+        self.check_readers()?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
         host.pin()?;
-        let stop = stop_flag(self.duration)?;
         let local_counters = ServeCounters::new();
         let served = match &self.counters {
             Some(path) => ServeCounters::create_mapped(path)
@@ -195,20 +203,19 @@ impl ServerOptions {
         };
         let report = if host.io_kind() == IoKind::Kernel {
             let addresses = &host.kernel_addresses(port);
-            let run = ServerRun { name, addresses, stop: &stop, served };
-            reload_thread.serve(reload);
-            self.serve_on_kernel(&run, responder)?;
+            let run = ServerRun { name, addresses, startup, reload, served };
+            self.serve_on_kernel(run, responder)?;
             ServeReport::kernel(name, served)
         } else {
             let addresses = &host.wildcard_addresses(port);
-            let run = ServerRun { name, addresses, stop: &stop, served };
             let config = self.with_admission(host.net_config(&settings)?)?;
+            let config = startup.sandbox.confine(config, &host)?;
             let own_thread = gate.network_thread() || self.has_reader_threads();
             let net = Net::open(config.own_thread(own_thread))?;
             let mut reload = reload;
             reload.push(self.net_settings().into_part(net.clone())?);
-            reload_thread.serve(reload);
-            self.serve_on_tidegate(&run, &net, responder, stream_limits, |e| host.explain(e))?;
+            let run = ServerRun { name, addresses, startup, reload, served };
+            self.serve_on_tidegate(run, &net, responder, stream_limits, |e| host.explain(e))?;
             ServeReport::tidegate(name, served, &net)
         };
         report.print(self.json)
@@ -228,10 +235,11 @@ impl ServerOptions {
     /// Serves datagrams on kernel sockets until `stop` is set.
     fn serve_on_kernel(
         &self,
-        run: &ServerRun<'_>,
+        run: ServerRun<'_>,
         mut responder: impl Responder + Clone + Send,
     ) -> Result<(), Failure> {
-        let ServerRun { name, addresses, stop, served } = *run;
+        let ServerRun { name, addresses, startup, reload, served } = run;
+        let stop = &*startup.stop();
         let options = KernelOptions { reuse_port: self.reuse_port, ..Default::default() };
         let bind_all = || {
             let bind = |&address| KernelSocket::bind(address, &options);
@@ -239,6 +247,7 @@ impl ServerOptions {
         };
         let set_count = if self.reuse_port { self.readers } else { 1 };
         let sets = (0..set_count).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
+        let _reload = startup.finish(reload)?;
         print_ready(name, addresses, "kernel sockets")?;
         if self.has_reader_threads() {
             let responders = vec![responder; self.readers];
@@ -254,13 +263,14 @@ impl ServerOptions {
     /// is set.
     fn serve_on_tidegate(
         &self,
-        run: &ServerRun<'_>,
+        run: ServerRun<'_>,
         net: &Net,
         mut responder: impl Responder + Clone + Send,
         stream_limits: Option<MessageLimits>,
         explain: impl Fn(std::io::Error) -> Failure,
     ) -> Result<(), Failure> {
-        let ServerRun { name, addresses, stop, served } = *run;
+        let ServerRun { name, addresses, startup, reload, served } = run;
+        let stop = &*startup.stop();
         let bind = |&address| UdpSocket::bind_one_family(net, address);
         let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         let listen =
@@ -270,6 +280,8 @@ impl ServerOptions {
         let limits = stream_limits.unwrap_or_default();
         let control = self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
         let _control = control.transpose()?;
+        net.wait_for_addresses()?;
+        let _reload = startup.finish(reload)?;
         print_ready_on(net, name, addresses)?;
         if !self.has_reader_threads() {
             let responder = &mut responder;
@@ -331,10 +343,8 @@ impl ServerOptions {
     }
 }
 
-/// Prints the ready line, by which the parent process knows that the server is serving, when no
-/// other host has claimed an own address.
+/// Prints the ready line, by which the parent process knows that the server is serving.
 fn print_ready_on(net: &Net, name: &str, addresses: &[SocketAddr]) -> std::io::Result<()> {
-    net.wait_for_addresses()?;
     let capabilities = net.capabilities();
     let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
     print_ready(name, addresses, &backend)
@@ -348,27 +358,39 @@ fn pin_reader(cpus: &[usize], number: usize) {
     }
 }
 
-/// Stack with TCP listeners.
+/// Stack with TCP listeners, before it serves.
 pub(crate) struct StreamServer {
     pub(crate) net: Net,
     pub(crate) listeners: Vec<TcpListener>,
     addresses: Vec<SocketAddr>,
-    pub(crate) stop: Arc<AtomicBool>,
-    reload: ReloadThread,
+    startup: Startup,
     settings: NetSettings,
-    _control: Option<ControlSocket>,
+    control: Option<ControlSocket>,
+}
+
+/// Stream server that is ready.
+pub(crate) struct ReadyServer {
+    pub(crate) net: Net,
+    pub(crate) listeners: Vec<TcpListener>,
+    pub(crate) stop: Arc<AtomicBool>,
+    /// Threads that end with the server.
+    pub(crate) threads: (ReloadThread, Option<ControlSocket>),
 }
 
 impl StreamServer {
-    /// Reloads these parts of the server at SIGHUP, besides those of every server.
-    pub(crate) fn serve_reloads(&self, mut parts: Vec<ReloadPart>) -> Result<(), Failure> {
-        parts.push(self.settings.clone().into_part(self.net.clone())?);
-        self.reload.serve(parts);
-        Ok(())
-    }
-
-    /// As [`print_ready_on`] the stack of this server.
-    pub(crate) fn print_ready(&self, name: &str) -> std::io::Result<()> {
-        print_ready_on(&self.net, name, &self.addresses)
+    /// Gives up the privileges and prints the ready line, when no other host has claimed an own
+    /// address. Reloads these parts of the server at SIGHUP, besides those of every server.
+    pub(crate) fn start(
+        self,
+        name: &str,
+        mut parts: Vec<ReloadPart>,
+    ) -> Result<ReadyServer, Failure> {
+        let Self { net, listeners, addresses, startup, settings, control } = self;
+        parts.push(settings.into_part(net.clone())?);
+        net.wait_for_addresses()?;
+        let stop = startup.stop();
+        let reload = startup.finish(parts)?;
+        print_ready_on(&net, name, &addresses)?;
+        Ok(ReadyServer { net, listeners, stop, threads: (reload, control) })
     }
 }

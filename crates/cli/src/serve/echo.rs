@@ -11,12 +11,11 @@ use tidegate_apps::kernel_uring::serve_uring_echo;
 use tidegate_apps::streams::{StreamService, serve_streams};
 use tidegate_apps::work::Work;
 
-use super::common::{ServerOptions, StreamServer, nonzero_port};
+use super::common::{ReadyServer, ServerOptions, nonzero_port};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
-use crate::process::{print_ready, stop_flag};
-use crate::reload::ReloadThread;
+use crate::process::print_ready;
 use crate::report::ServeReport;
 
 /// Flags of `serve echo`.
@@ -91,12 +90,14 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
     let served = ServeCounters::new();
     let host = common.host_options()?;
     if host.io_kind() == IoKind::Kernel {
-        let reload = ReloadThread::start()?;
-        reload.serve(Vec::new());
+        let startup = common.startup(&host)?;
         host.pin()?;
-        let stop = stop_flag(common.duration)?;
+        let (stop, mut reload) = (startup.stop(), None);
         let addresses = host.kernel_addresses(port);
-        let ready = || print_ready("echo", &addresses, "kernel sockets");
+        let ready = || {
+            reload = Some(startup.finish(Vec::new()).map_err(std::io::Error::other)?);
+            print_ready("echo", &addresses, "kernel sockets")
+        };
         if echo.io_uring {
             serve_uring_echo(&addresses, &stop, &served, ready)?;
         } else {
@@ -112,9 +113,8 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
     }
     let options = TcpOptions::default().no_delay(true);
     let server = common.open_stream_server("TCP echo", port, options, Limits::default())?;
-    server.serve_reloads(Vec::new())?;
-    server.print_ready("echo")?;
-    let StreamServer { net, listeners, stop, .. } = &server;
+    let server = server.start("echo", Vec::new())?;
+    let ReadyServer { net, listeners, stop, .. } = &server;
     serve_streams(net, listeners, service, stop, &served).map_err(|error| host.explain(error))?;
     ServeReport::tidegate("echo", &served, net).print(json)
 }

@@ -12,13 +12,14 @@ use tidegate::{Limits, Net};
 use tidegate_apps::ServeCounters;
 use tidegate_apps::http::{DocumentRoot, HttpLimits, Service, serve_http, serve_http_kernel};
 
-use super::common::{ServerOptions, StreamServer, nonzero_port};
+use super::common::{ReadyServer, ServerOptions, nonzero_port};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
-use crate::process::{print_ready, stop_flag};
-use crate::reload::{ReloadPart, ReloadThread};
+use crate::process::print_ready;
+use crate::reload::ReloadPart;
 use crate::report::ServeReport;
+use crate::sandbox::warn_unless_accessible;
 
 /// Flags of `serve http`.
 #[derive(Args)]
@@ -119,19 +120,18 @@ impl HttpCommand {
         let at_root = |error| root_error(root, &error);
         let host = common.host_options()?;
         if host.io_kind() == IoKind::Kernel {
-            let reload = ReloadThread::start()?;
+            let startup = common.startup(&host)?;
             host.pin()?;
             let service = Service::new(root, || json!({ "port": "kernel" })).map_err(at_root)?;
             let service = Arc::new(service);
-            reload.serve(vec![settings_part(
-                flags,
-                common.config.clone(),
-                &service,
-                limits.memory_bytes,
-            )]);
-            let stop = stop_flag(common.duration)?;
+            let part = settings_part(flags, common.config.clone(), &service, limits.memory_bytes);
+            let (stop, mut reload) = (startup.stop(), None);
             let addresses = host.kernel_addresses(port);
-            let ready = || print_ready("http", &addresses, "kernel sockets");
+            let ready = || {
+                reload = Some(startup.finish(vec![part]).map_err(io::Error::other)?);
+                root.inspect(|root| warn_unless_accessible(root));
+                print_ready("http", &addresses, "kernel sockets")
+            };
             serve_http_kernel(&addresses, &service, limits, &stop, ready)?;
             return ServeReport::kernel("http", &served(&service)).print(common.json);
         }
@@ -147,9 +147,10 @@ impl HttpCommand {
         )?;
         let net = server.net.clone();
         let service = Arc::new(Service::new(root, move || status(&net)).map_err(at_root)?);
-        server.serve_reloads(vec![settings_part(flags, config, &service, limits.memory_bytes)])?;
-        server.print_ready("http")?;
-        let StreamServer { net, listeners, stop, .. } = server;
+        let part = settings_part(flags, config, &service, limits.memory_bytes);
+        let ReadyServer { net, listeners, stop, threads: _threads } =
+            server.start("http", vec![part])?;
+        root.inspect(|root| warn_unless_accessible(root));
         serve_http(&net, listeners, &service, limits, &stop)
             .map_err(|error| host.explain(error))?;
         ServeReport::tidegate("http", &served(&service), &net).print(json)

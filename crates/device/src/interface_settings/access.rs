@@ -36,6 +36,15 @@ impl Settings {
             Self::Gro(sizes) => sizes.v6.max(sizes.v4),
         }
     }
+
+    /// Flush timeout in nanoseconds; 0 for settings without one.
+    pub(super) fn flush_timeout_ns(&self) -> u64 {
+        match self {
+            Self::Deferral { flush_timeout_ns, .. } => *flush_timeout_ns,
+            Self::Napis(napis) => napis.first().map_or(0, |napi| napi.gro_flush_timeout_ns),
+            Self::Gro(_) => 0,
+        }
+    }
 }
 
 /// Open files or socket through which one group of settings is read and written. They stay with

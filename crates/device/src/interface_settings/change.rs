@@ -44,6 +44,24 @@ impl SettingsChange {
         Ok(is_changed)
     }
 
+    /// Changed values, with this flush timeout.
+    pub(super) fn changed(&self, flush_timeout_ns: u64) -> Settings {
+        match &self.original {
+            Settings::Deferral { .. } => {
+                Settings::Deferral { defer_irqs: self.changed_mark, flush_timeout_ns }
+            }
+            Settings::Napis(original) => {
+                let changed = |napi: &NapiSettings| NapiSettings {
+                    id: napi.id,
+                    defer_hard_irqs: self.changed_mark,
+                    gro_flush_timeout_ns: flush_timeout_ns,
+                };
+                Settings::Napis(original.iter().map(changed).collect())
+            }
+            Settings::Gro(original) => Settings::Gro(original.limited_to(self.changed_mark)),
+        }
+    }
+
     /// Restores the settings if their current values are those of this change. Returns true if the
     /// values were changed.
     ///
@@ -156,6 +174,26 @@ mod tests {
             let change = change(original);
             let text = format!("id 5\n{change}");
             assert_eq!(text.parse(), Ok(change));
+        }
+    }
+
+    #[test]
+    fn changed_values_follow_from_the_original_ones() {
+        let napi = |hard_irqs, timeout_ns| {
+            let (defer_hard_irqs, gro_flush_timeout_ns) = (hard_irqs, timeout_ns);
+            Settings::Napis(vec![NapiSettings { id: 8193, defer_hard_irqs, gro_flush_timeout_ns }])
+        };
+        let deferral = |defer_irqs, timeout_ns| Settings::Deferral {
+            defer_irqs,
+            flush_timeout_ns: timeout_ns,
+        };
+        let gro = |v6, v4| Settings::Gro(GroMaxSizes { v6, v4 });
+        for (original, changed) in
+            [(napi(0, 7), napi(2, 5)), (deferral(0, 7), deferral(2, 5)), (gro(9, 1), gro(2, 1))]
+        {
+            let change = change(original);
+            assert_eq!(change.changed(5), changed);
+            assert_eq!(changed.mark(), change.changed_mark);
         }
     }
 

@@ -15,6 +15,7 @@ use super::access::{InterfaceId, Settings, SettingsAccess};
 use super::change::SettingsChange;
 use super::channel::{Channel, RestorerRole};
 use super::record::{self, RecordFolder, SettingsRecord};
+use super::requests::Requests;
 use super::{left_behind, sys};
 
 /// Subcommand of the program of [`set_restorer`].
@@ -45,6 +46,9 @@ pub(crate) struct SettingsGuard {
     record_path: Option<PathBuf>,
     record: Option<SettingsRecord>,
     restorer: Option<RestorerLink>,
+    /// True once the kernel has refused a change of this process, which has dropped its
+    /// privileges: the restorer makes the changes.
+    is_unprivileged: bool,
     /// Process that made the change. A forked child has a copy of this value.
     process: Pid,
 }
@@ -91,6 +95,7 @@ impl SettingsGuard {
             record_path,
             record,
             restorer: None,
+            is_unprivileged: false,
             process,
         };
         // From here on, dropping the guard undoes everything.
@@ -110,17 +115,43 @@ impl SettingsGuard {
     /// Writes the changed values.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses, and the restorer does not answer.
     pub(crate) fn apply(&mut self) -> io::Result<()> {
-        self.access.write(&self.change.interface, &self.changed)
+        let flush_timeout_ns = self.changed.flush_timeout_ns();
+        self.write_or_request(flush_timeout_ns, |guard| {
+            guard.access.write(&guard.change.interface, &guard.changed)
+        })
     }
 
     /// Writes another flush timeout.
     ///
     /// # Errors
-    /// The kernel refuses.
-    pub(crate) fn write_flush_timeout(&self, flush_timeout_ns: u64) -> io::Result<()> {
-        self.access.write_flush_timeout(&self.change.original, flush_timeout_ns)
+    /// As [`SettingsGuard::apply`].
+    pub(crate) fn write_flush_timeout(&mut self, flush_timeout_ns: u64) -> io::Result<()> {
+        self.write_or_request(flush_timeout_ns, |guard| {
+            guard.access.write_flush_timeout(&guard.change.original, flush_timeout_ns)
+        })
+    }
+
+    /// Calls `write`. In a process that has dropped its privileges, the restorer makes the change
+    /// instead.
+    fn write_or_request(
+        &mut self,
+        flush_timeout_ns: u64,
+        write: impl FnOnce(&mut Self) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if !self.is_unprivileged {
+            let Err(error) = write(self) else { return Ok(()) };
+            self.is_unprivileged = error.kind() == io::ErrorKind::PermissionDenied;
+            if self.restorer.is_none() {
+                return Err(error);
+            }
+        }
+        match &mut self.restorer {
+            // Refused by the kernel for another reason, the restorer fails, too.
+            Some(restorer) => restorer.requests.send(&restorer.socket, flush_timeout_ns),
+            None => Err(io::ErrorKind::PermissionDenied.into()),
+        }
     }
 
     /// Number of times that the restorer has restored the settings, because this process was
@@ -153,6 +184,7 @@ impl Drop for SettingsGuard {
 struct RestorerLink {
     channel: Channel,
     socket: UnixStream,
+    requests: Requests,
 }
 
 impl RestorerLink {
@@ -171,7 +203,7 @@ impl RestorerLink {
         socket.read_exact(&mut ready).map_err(|error| {
             io::Error::new(error.kind(), format!("the restorer of settings cannot start: {error}"))
         })?;
-        Ok(Self { channel, socket })
+        Ok(Self { channel, socket, requests: Requests::default() })
     }
 
     /// Ends the restorer, and waits until it has ended.

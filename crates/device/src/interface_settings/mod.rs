@@ -13,6 +13,8 @@
 //!   (`SIGSTOP`). A process that continues applies its settings again.
 //! * A restorer has a standby, which takes its place, and starts a new standby, when the restorer
 //!   dies. Likewise the restorer replaces its standby.
+//! * A process that has dropped its privileges sends its restorer requests for other values of the
+//!   settings that the process has changed before.
 //! * A record in a file outlasts them all, should they be killed at the same moment. The next
 //!   process that changes the interface, and [`restore_left_behind`], restore from the record.
 //!
@@ -26,6 +28,7 @@ mod channel;
 mod guard;
 mod left_behind;
 mod record;
+mod requests;
 mod restorer;
 mod sys;
 

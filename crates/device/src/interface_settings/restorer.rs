@@ -16,7 +16,7 @@ use super::change::SettingsChange;
 use super::channel::{Channel, RestorerRole};
 use super::guard::command;
 use super::record::{self, RecordFolder};
-use super::sys;
+use super::{requests, sys};
 
 /// This process's own executable file, which may have been replaced since it was started.
 const OWN_PROGRAM: &str = "/proc/self/exe";
@@ -83,7 +83,8 @@ struct Restorer {
     access: SettingsAccess,
     text: String,
     channel: Channel,
-    /// Ends when the changing process ends the change.
+    /// Carries the requests of the changing process, and ends when it ends the change. The leader
+    /// reads it.
     socket: UnixStream,
     is_socket_open: bool,
     /// The changing process, and its process ID if `/proc` shows the process.
@@ -94,6 +95,8 @@ struct Restorer {
     last_standby: Option<Instant>,
     /// Consecutive checks at which the changing process was stopped.
     stopped_checks: u32,
+    /// True if the original values may be in force, because the changing process was stopped.
+    is_restored: bool,
 }
 
 impl Restorer {
@@ -126,6 +129,7 @@ impl Restorer {
             partner,
             last_standby: None,
             stopped_checks: 0,
+            is_restored: false,
         })
     }
 
@@ -168,7 +172,7 @@ impl Restorer {
             fds.push(PollFd::new(&partner.process, PollFlags::IN));
             fds.len() - 1
         });
-        let socket = self.is_socket_open.then(|| {
+        let socket = (self.is_leader && self.is_socket_open).then(|| {
             fds.push(PollFd::new(&self.socket, PollFlags::IN));
             fds.len() - 1
         });
@@ -182,15 +186,47 @@ impl Restorer {
         if is_dead || self.channel.is_over() {
             return true;
         }
-        // The program has closed the socket unknowingly, and goes on.
-        self.is_socket_open &= !has_socket_event;
+        if has_socket_event {
+            self.serve_request();
+        }
         if is_partner_dead {
             if let Some(mut child) = self.partner.take().and_then(|partner| partner.child) {
                 let _ = child.wait();
             }
             self.is_leader = true;
+            // The former leader may have restored the settings.
+            self.is_restored = true;
         }
         false
+    }
+
+    /// Serves a request of the changing process.
+    fn serve_request(&mut self) {
+        match requests::receive(&self.socket) {
+            Ok(Some(flush_timeout_ns)) => {
+                let changed = self.change_again(flush_timeout_ns);
+                let answer = changed.map_or(requests::REFUSED, |()| flush_timeout_ns);
+                requests::answer(&self.socket, answer);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // The program has closed the socket unknowingly, and goes on; or what it sends is no
+            // request.
+            Ok(None) | Err(_) => self.is_socket_open = false,
+        }
+    }
+
+    /// Sets the changed values with this flush timeout.
+    fn change_again(&mut self, flush_timeout_ns: u64) -> io::Result<()> {
+        if flush_timeout_ns > requests::MAX_FLUSH_TIMEOUT_NS {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if !self.is_restored {
+            return self.access.write_flush_timeout(&self.change.original, flush_timeout_ns);
+        }
+        let changed = self.change.changed(flush_timeout_ns);
+        self.access.write(&self.change.interface, &changed)?;
+        self.is_restored = false;
+        Ok(())
     }
 
     /// Starts a standby if there is none. If that fails, the next round tries again.
@@ -221,6 +257,7 @@ impl Restorer {
         if self.stopped_checks >= STOPPED_CHECKS
             && self.change.restore(&mut self.access).unwrap_or(false)
         {
+            self.is_restored = true;
             self.channel.count_restoration();
         }
     }
