@@ -77,10 +77,11 @@ impl fmt::Display for OwnAddress {
 #[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct HostOptions {
-    /// Packet I/O [default: xdp]
+    /// Packet I/O [default: auto]
     ///
+    /// auto: AF_XDP, or AF_PACKET if another process holds AF_XDP on the interface.
     /// xdp: AF_XDP, fastest; redirects only the traffic of its own addresses or served ports.
-    /// packet: AF_PACKET, needs no BPF; with --address only, not with --shared.
+    /// packet: AF_PACKET, beside other programs; needs no BPF with --address, Linux 6.6 with --shared.
     /// tap: a TAP device, created if it does not exist.
     /// dpdk:DEVICE: a DPDK device, by PCI address or as net_tap0,iface=NAME;
     /// EAL arguments for DPDK may follow after a space.
@@ -183,7 +184,7 @@ fn address_probes() -> impl TypedValueParser<Value = AsText<AddressProbe>> {
 
 impl HostOptions {
     pub(crate) fn io_kind(&self) -> IoKind {
-        self.io.clone().map_or(IoKind::Device(HostDevice::Xdp), |port| port.0)
+        self.io.clone().map_or(IoKind::Device(HostDevice::Auto), |port| port.0)
     }
 
     /// Returns true if the server shares the host's IP addresses.

@@ -5,6 +5,16 @@ use tidegate_engine::DeviceConfig;
 use super::config::HostConfig;
 use super::error::HostConfigError;
 
+#[cfg(all(feature = "xdp", not(feature = "packet")))]
+impl HostConfig {
+    pub(super) fn auto_device(
+        &self,
+        gate: &tidegate_gate::Config,
+    ) -> Result<DeviceConfig, HostConfigError> {
+        Ok(self.xdp_device(gate)?.into())
+    }
+}
+
 #[cfg(not(feature = "packet"))]
 impl HostConfig {
     pub(super) fn packet_device(&self) -> Result<DeviceConfig, HostConfigError> {
@@ -14,6 +24,13 @@ impl HostConfig {
 
 #[cfg(not(feature = "xdp"))]
 impl HostConfig {
+    pub(super) fn auto_device(
+        &self,
+        _: &tidegate_gate::Config,
+    ) -> Result<DeviceConfig, HostConfigError> {
+        self.packet_device()
+    }
+
     pub(super) fn xdp_device(
         &self,
         _: &tidegate_gate::Config,

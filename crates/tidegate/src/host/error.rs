@@ -12,7 +12,7 @@ use tidegate_wire::IpCidr;
 pub enum HostConfigError {
     /// The text names no I/O method.
     #[error(
-        "{0:?} is not an I/O method: expected xdp, packet, tap, dpdk:DEVICE or, where supported, \
+        "{0:?} is not an I/O method: expected auto, xdp, packet, tap, dpdk:DEVICE or, where supported, \
          kernel"
     )]
     UnknownDevice(String),

@@ -1,14 +1,13 @@
 //! AF_XDP device of a host configuration.
 
 use tidegate_device::xdp::{BusyPoll, XdpConfig};
-use tidegate_engine::DeviceConfig;
 use tidegate_gate as gate;
 
 use super::config::HostConfig;
 use super::error::HostConfigError;
 
 impl HostConfig {
-    pub(super) fn xdp_device(&self, gate: &gate::Config) -> Result<DeviceConfig, HostConfigError> {
+    pub(super) fn xdp_device(&self, gate: &gate::Config) -> Result<XdpConfig, HostConfigError> {
         let mut xdp = XdpConfig::new(self.required_iface()?);
         xdp.mode = self.xdp_mode;
         xdp.queues = (!self.queues.is_empty()).then(|| self.queues.clone());
@@ -26,6 +25,6 @@ impl HostConfig {
             Some(budget) => Some(BusyPoll::default().budget(budget)),
             None => Some(BusyPoll::default()),
         };
-        Ok(xdp.into())
+        Ok(xdp)
     }
 }
