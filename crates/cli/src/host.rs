@@ -19,6 +19,7 @@ use tidegate::{AddressProbe, IpCidr, MacAddr, NetConfig, Route};
 use crate::Failure;
 use crate::choices::choices;
 use crate::config::{AsText, Section};
+use crate::output::log;
 
 /// Packet source and sink of a server: the value of `--io`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -279,7 +280,17 @@ impl HostOptions {
 
     /// Returns the stack configuration that the flags describe.
     pub(crate) fn net_config(&self, gate: &Settings) -> Result<NetConfig, Failure> {
-        self.host_config()?.net_config(gate).map_err(with_flags)
+        let config = self.host_config()?.net_config(gate).map_err(with_flags)?;
+        if self.io_kind() != IoKind::Device(HostDevice::Auto) {
+            return Ok(config);
+        }
+        Ok(config.wrap(Box::new(|device| {
+            let capabilities = device.capabilities();
+            if capabilities.kind == "packet" {
+                log(format_args!("using AF_PACKET: {}", capabilities.detail));
+            }
+            Ok(device)
+        })))
     }
 }
 
