@@ -156,8 +156,8 @@ pub enum PacketError {
     /// The kernel has the address too.
     #[error(
         "{address} is a kernel address on {interface}: with a packet device the kernel also sees \
-         every packet and would answer \"port unreachable\"; divert the ports, or choose an address \
-         that the kernel does not have"
+         every packet and would answer \"port unreachable\"; share the address (`--shared`), which \
+         diverts ports only, or choose an address that the kernel does not have"
     )]
     SharedAddress {
         /// The address.

@@ -45,6 +45,7 @@ pub use self::holder::ProgramHolder;
 use self::irq_deferral::IrqDeferral;
 pub use self::link::XdpLink;
 pub use self::napi::NapiPoller;
+#[cfg(feature = "packet")]
 pub(crate) use self::open::system_error;
 use self::program::SteeringProgram;
 use self::queue::{Polling, Queue};
