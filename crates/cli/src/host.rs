@@ -82,7 +82,8 @@ pub(crate) struct HostOptions {
     ///
     /// auto: AF_XDP, or AF_PACKET if another process holds AF_XDP on the interface.
     /// xdp: AF_XDP, fastest; redirects only the traffic of its own addresses or served ports.
-    /// packet: AF_PACKET, beside other programs; needs no BPF with --address, Linux 6.6 with --shared.
+    /// packet: AF_PACKET, beside other programs on the interface; needs no BPF with --address, and
+    /// Linux 6.6 with --shared.
     /// tap: a TAP device, created if it does not exist.
     /// dpdk:DEVICE: a DPDK device, by PCI address or as net_tap0,iface=NAME;
     /// EAL arguments for DPDK may follow after a space.

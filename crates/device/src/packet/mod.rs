@@ -1,11 +1,11 @@
 //! The `packet` device: AF_PACKET on any Ethernet interface, also in a user namespace.
 //!
-//! The kernel still sees every frame, except for packets to diverted ports ([`Steering::Ports`]):
-//! with these, a device shares the kernel's addresses. Otherwise that is harmless for an address that the kernel does not
-//! have: it drops packets for other hosts, unless forwarding is on (`sysctl
-//! net.ipv4.ip_forward`). With forwarding the kernel may forward such packets or answer with
-//! unreachables; turn forwarding off on the interface. For an address that the kernel has, the
-//! kernel would answer as well ("port unreachable"). Opening therefore refuses such an address.
+//! The kernel still sees every frame, except packets to diverted ports (`Steering::Ports`, with
+//! feature `xdp`): by these a device shares the kernel's addresses. Otherwise the kernel does no
+//! harm for an address that it does not have: it drops packets for other hosts, unless forwarding
+//! is on (`sysctl net.ipv4.ip_forward`). With forwarding the kernel may forward such packets or
+//! answer with unreachables; turn forwarding off on the interface. For an address that the kernel
+//! has, it would answer as well ("port unreachable"). Opening therefore refuses such an address.
 //!
 //! Frames that stand for several packets are split: a sender on this machine leaves segmentation to
 //! its device, and the kernel coalesces what it receives. With [`PacketConfig::segmentation`] the

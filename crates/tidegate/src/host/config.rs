@@ -216,7 +216,7 @@ impl HostConfig {
         }
         Ok(match &self.io {
             HostDevice::Auto => self.auto_device(gate)?,
-            HostDevice::Xdp => self.xdp_device(gate)?.into(),
+            HostDevice::Xdp => self.xdp_device(gate)?,
             HostDevice::Packet => self.packet_device()?,
             HostDevice::Tap => {
                 TapConfig::new(self.required_iface()?).segmentation(segmentation).into()
@@ -229,11 +229,6 @@ impl HostConfig {
                 Some(iface) => return Err(HostConfigError::InterfaceWithDpdk(iface.clone())),
             },
         })
-    }
-
-    #[cfg(all(feature = "packet", feature = "xdp"))]
-    fn auto_device(&self, gate: &gate::Config) -> Result<DeviceConfig, HostConfigError> {
-        self.xdp_device(gate).map(DeviceConfig::Auto)
     }
 
     /// Interface of a device that needs one.

@@ -5,16 +5,6 @@ use tidegate_engine::DeviceConfig;
 use super::config::HostConfig;
 use super::error::HostConfigError;
 
-#[cfg(all(feature = "xdp", not(feature = "packet")))]
-impl HostConfig {
-    pub(super) fn auto_device(
-        &self,
-        gate: &tidegate_gate::Config,
-    ) -> Result<DeviceConfig, HostConfigError> {
-        Ok(self.xdp_device(gate)?.into())
-    }
-}
-
 #[cfg(not(feature = "packet"))]
 impl HostConfig {
     pub(super) fn packet_device(&self) -> Result<DeviceConfig, HostConfigError> {

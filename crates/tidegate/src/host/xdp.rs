@@ -1,13 +1,26 @@
 //! AF_XDP device of a host configuration.
 
 use tidegate_device::xdp::{BusyPoll, XdpConfig};
+use tidegate_engine::DeviceConfig;
 use tidegate_gate as gate;
 
 use super::config::HostConfig;
 use super::error::HostConfigError;
 
 impl HostConfig {
-    pub(super) fn xdp_device(&self, gate: &gate::Config) -> Result<XdpConfig, HostConfigError> {
+    pub(super) fn xdp_device(&self, gate: &gate::Config) -> Result<DeviceConfig, HostConfigError> {
+        Ok(self.xdp_config(gate)?.into())
+    }
+
+    /// AF_XDP, or AF_PACKET beside an XDP program of another process.
+    pub(super) fn auto_device(&self, gate: &gate::Config) -> Result<DeviceConfig, HostConfigError> {
+        #[cfg(feature = "packet")]
+        return Ok(DeviceConfig::Auto(self.xdp_config(gate)?));
+        #[cfg(not(feature = "packet"))]
+        self.xdp_device(gate)
+    }
+
+    fn xdp_config(&self, gate: &gate::Config) -> Result<XdpConfig, HostConfigError> {
         let mut xdp = XdpConfig::new(self.required_iface()?);
         xdp.mode = self.xdp_mode;
         xdp.queues = (!self.queues.is_empty()).then(|| self.queues.clone());
