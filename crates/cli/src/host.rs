@@ -19,6 +19,7 @@ use tidegate::{AddressProbe, IpCidr, MacAddr, NetConfig, Route};
 use crate::Failure;
 use crate::choices::choices;
 use crate::config::{AsText, Section};
+use crate::output::log;
 
 /// Packet source and sink of a server: the value of `--io`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,10 +78,12 @@ impl fmt::Display for OwnAddress {
 #[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct HostOptions {
-    /// Packet I/O [default: xdp]
+    /// Packet I/O [default: auto]
     ///
+    /// auto: AF_XDP, or AF_PACKET if another process holds AF_XDP on the interface.
     /// xdp: AF_XDP, fastest; redirects only the traffic of its own addresses or served ports.
-    /// packet: AF_PACKET, needs no BPF; with --address only, not with --shared.
+    /// packet: AF_PACKET, beside other programs on the interface; needs no BPF with --address, and
+    /// Linux 6.6 with --shared.
     /// tap: a TAP device, created if it does not exist.
     /// dpdk:DEVICE: a DPDK device, by PCI address or as net_tap0,iface=NAME;
     /// EAL arguments for DPDK may follow after a space.
@@ -183,7 +186,7 @@ pub(crate) fn address_probes() -> impl TypedValueParser<Value = AsText<AddressPr
 
 impl HostOptions {
     pub(crate) fn io_kind(&self) -> IoKind {
-        self.io.clone().map_or(IoKind::Device(HostDevice::Xdp), |port| port.0)
+        self.io.clone().map_or(IoKind::Device(HostDevice::Auto), |port| port.0)
     }
 
     /// Returns true if the server shares the host's IP addresses.
@@ -283,7 +286,17 @@ impl HostOptions {
 
     /// Returns the stack configuration that the flags describe.
     pub(crate) fn net_config(&self, gate: &Settings) -> Result<NetConfig, Failure> {
-        self.host_config()?.net_config(gate).map_err(with_flags)
+        let config = self.host_config()?.net_config(gate).map_err(with_flags)?;
+        if self.io_kind() != IoKind::Device(HostDevice::Auto) {
+            return Ok(config);
+        }
+        Ok(config.wrap(Box::new(|device| {
+            let capabilities = device.capabilities();
+            if capabilities.kind == "packet" {
+                log(format_args!("using AF_PACKET: {}", capabilities.detail));
+            }
+            Ok(device)
+        })))
     }
 }
 

@@ -108,13 +108,16 @@ fn connections_survive_upgrades() {
     if !is_root("upgrade") {
         return;
     }
-    let with_cores = |kind: Option<DeviceKind>| {
-        let cores = if kind.is_some() { &["1", "3"][..] } else { &["1"] };
-        cores.iter().map(move |cores| (kind, cores))
+    let flag_sets = |kind: Option<DeviceKind>| -> &[&[&str]] {
+        match kind {
+            Some(_) => &[&["--cores", "1"], &["--cores", "3"]],
+            None => &[&["--io", "xdp"], &["--io", "packet"]],
+        }
     };
-    for (kind, cores) in DEVICES.into_iter().flat_map(with_cores) {
+    let with_flags = |kind| flag_sets(kind).iter().map(move |flags| (kind, flags));
+    for (kind, flags) in DEVICES.into_iter().flat_map(with_flags) {
         let testbed = testbed(kind);
-        let daemon = start(&testbed, kind, &["--cores", cores]);
+        let daemon = start(&testbed, kind, flags);
         // With several cores, the next application is placed on another core.
         let _first = Net::attach(daemon.socket(), "first").unwrap();
         let net = Net::attach(daemon.socket(), "echo").unwrap();

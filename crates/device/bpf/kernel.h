@@ -22,6 +22,20 @@ struct xdp_md {
 	u32 egress_ifindex;
 };
 
+/* First fields of the context of a socket filter or a tc program (linux/bpf.h). */
+struct __sk_buff {
+	u32 len;
+	u32 pkt_type;
+	u32 mark;
+	u32 queue_mapping;
+	u32 protocol;
+	u32 vlan_present;
+	u32 vlan_tci;
+};
+
+/* Actions of a tc program: the next program decides, or the frame is dropped. */
+enum { TCX_NEXT = -1, TCX_DROP = 2 };
+
 enum { XDP_DROP = 1, XDP_PASS = 2, XDP_REDIRECT = 4 };
 
 enum {
@@ -33,6 +47,7 @@ enum {
 
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
+static long (*bpf_skb_load_bytes)(const void *skb, u32 offset, void *to, u32 len) = (void *)26;
 static long (*bpf_redirect_map)(void *map, u64 key, u64 flags) = (void *)51;
 
 #define SECTION(name) __attribute__((section(name), used))

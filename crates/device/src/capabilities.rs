@@ -31,6 +31,11 @@ impl RequiredCapabilities {
     /// Of an AF_PACKET device.
     pub const PACKET: Self =
         Self { user: "AF_PACKET (`--io packet`)", set: CapabilitySet::NET_RAW };
+    /// Of an AF_PACKET device that shares the kernel's addresses.
+    pub const PACKET_SHARED: Self = Self {
+        user: "AF_PACKET on a shared address (`--io packet --shared`)",
+        set: CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::BPF),
+    };
     /// Of a TAP device that is created when it is opened.
     pub const TAP: Self = Self { user: "TAP (`--io tap`)", set: CapabilitySet::NET_ADMIN };
 

@@ -116,6 +116,9 @@ pub enum HandoverState {
     /// XDP program and maps loaded for AF_XDP.
     #[cfg(feature = "xdp")]
     Xdp(Box<xdp::LoadedProgram>),
+    /// Ports that AF_PACKET has diverted from the kernel, as long as this process holds them.
+    #[cfg(all(feature = "packet", feature = "xdp"))]
+    Packet(Box<packet::PortDiverter>),
     /// TAP or TUN device, which exists as long as any process holds this descriptor.
     Tap(OwnedFd),
 }

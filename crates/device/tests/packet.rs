@@ -393,7 +393,7 @@ fn open_errors_say_what_to_do() {
     let steering = Steering::Addresses(vec![KERNEL_V6.parse().unwrap()]);
     let shared = open_error(PacketConfig::new("tg0").steering(steering));
     assert!(matches!(&shared, PacketError::SharedAddress { interface, .. } if interface == "tg1"));
-    assert!(shared.to_string().contains("xdp"));
+    assert!(shared.to_string().contains("--shared"));
     let small = PacketConfig::new("tg0").buffer_bytes(1);
     assert!(matches!(open_error(small), PacketError::BufferSize(1)));
     ip("link set tg0 down");

@@ -19,6 +19,9 @@ pub enum DeviceConfig {
     /// address, from the bound sockets.
     #[cfg(feature = "xdp")]
     Xdp(XdpConfig),
+    /// AF_XDP on an interface, or AF_PACKET while an XDP program of another process is on it.
+    #[cfg(all(feature = "packet", feature = "xdp"))]
+    Auto(XdpConfig),
     /// AF_PACKET on an interface. The address filter is filled in from the addresses.
     #[cfg(feature = "packet")]
     Packet(PacketConfig),
@@ -49,6 +52,10 @@ impl DeviceConfig {
         match self {
             #[cfg(feature = "xdp")]
             Self::Xdp(config) => Some(&config.interface),
+            #[cfg(all(feature = "packet", feature = "xdp"))]
+            Self::Auto(config) => Some(&config.interface),
+            #[cfg(all(feature = "packet", feature = "xdp"))]
+            Self::Packet(config) => Some(&config.interface),
             _ => None,
         }
     }
@@ -59,6 +66,8 @@ impl DeviceConfig {
         match self {
             #[cfg(feature = "xdp")]
             Self::Xdp(config) => Some(&config.interface),
+            #[cfg(all(feature = "packet", feature = "xdp"))]
+            Self::Auto(config) => Some(&config.interface),
             #[cfg(feature = "packet")]
             Self::Packet(config) => Some(&config.interface),
             _ => None,
@@ -89,6 +98,8 @@ impl DeviceConfig {
         match self {
             #[cfg(feature = "xdp")]
             Self::Xdp(config) => Self::Xdp(config.clone()),
+            #[cfg(all(feature = "packet", feature = "xdp"))]
+            Self::Auto(config) => Self::Auto(config.clone()),
             #[cfg(feature = "packet")]
             Self::Packet(config) => Self::Packet(config.clone()),
             Self::Tap(config) => Self::Tap(config.clone()),

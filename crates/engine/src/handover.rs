@@ -112,6 +112,8 @@ impl Engine {
                 let link = loaded.link()?;
                 Some((InheritedKind::XdpLink { native: link.native() }, link.as_fd()))
             }
+            #[cfg(all(feature = "packet", feature = "xdp"))]
+            HandoverState::Packet(_) => None,
             HandoverState::Tap(tap_fd) => Some((InheritedKind::Tap, tap_fd.as_fd())),
         }
     }

@@ -87,8 +87,8 @@ impl NetConfig {
     }
 
     /// Shares the kernel's addresses, routes and neighbours of the interface. Only the ports of
-    /// bound sockets are diverted to the stack; all other traffic stays with the kernel. AF_XDP
-    /// only.
+    /// bound sockets are diverted to the stack; all other traffic stays with the kernel. On AF_XDP
+    /// and AF_PACKET.
     #[must_use]
     pub fn shared(mut self) -> Self {
         self.ownership = AddressOwnership::Shared;
@@ -259,12 +259,12 @@ pub enum OpenError {
     )]
     AdmissionNeedsPolling(Mode),
     /// Neither an own nor a shared address is configured.
-    #[error("no address: give the stack an own address, or share the kernel's on AF_XDP")]
+    #[error("no address: give the stack an own address, or share the kernel's")]
     NoAddress,
     /// The device cannot share the kernel's addresses: it cannot divert frames from the kernel.
     #[error(
-        "only AF_XDP can share the kernel's address: on any other device the kernel sees every \
-         packet too and answers it; use an AF_XDP device or an own address"
+        "only AF_XDP and AF_PACKET can share the kernel's address (AF_PACKET in a build with \
+         feature `xdp`): use one of them, or an own address"
     )]
     CannotShareAddress,
     /// Several cores cannot share the kernel's addresses: only one core follows the kernel's

@@ -1,5 +1,7 @@
 //! Opening a device: the steps that depend on its kind.
 
+#[cfg(all(feature = "packet", feature = "xdp"))]
+mod auto;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 mod kernel_addresses;
 #[cfg(feature = "packet")]
@@ -31,6 +33,8 @@ pub(crate) fn prepare_takeover(
     match &config.device {
         #[cfg(feature = "xdp")]
         DeviceConfig::Xdp(xdp) => return xdp::prepare_takeover(xdp, config, _arena),
+        #[cfg(all(feature = "packet", feature = "xdp"))]
+        DeviceConfig::Auto(xdp) => return xdp::prepare_takeover(xdp, config, _arena),
         DeviceConfig::Dpdk(dpdk) => dpdk::start(dpdk)?,
         _ => {}
     }
@@ -51,8 +55,10 @@ fn open(
     Ok(match config.device.clone_or_take() {
         #[cfg(feature = "xdp")]
         DeviceConfig::Xdp(xdp) => xdp::open(xdp, config, handover_state, arena)?,
+        #[cfg(all(feature = "packet", feature = "xdp"))]
+        DeviceConfig::Auto(xdp) => auto::open(xdp, config, handover_state, arena)?,
         #[cfg(feature = "packet")]
-        DeviceConfig::Packet(packet) => packet::open(packet, config, arena)?,
+        DeviceConfig::Packet(packet) => packet::open(packet, config, handover_state, arena)?,
         DeviceConfig::Tap(tap) => Box::new(match handover_state.take() {
             Some(HandoverState::Tap(tap_fd)) => TapDevice::open_from_handover(tap_fd, &tap, arena)?,
             _ => TapDevice::open(&tap, arena)?,

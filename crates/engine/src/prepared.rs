@@ -68,10 +68,6 @@ impl PreparedEngine {
         let addresses = config.addresses.iter().filter(|_| shared);
         let addresses = addresses.map(IpCidr::address).collect();
         let claims = PortClaims::new(addresses, config.kernel_ports_bound);
-        if config.device.is_fed_by_kernel() && config.engine.idle == IdleConfig::default() {
-            // The kernel's receive work may need this core: a pause yields to it.
-            config.engine.idle.spin_ns = 0;
-        }
         let arena = Arena::new(config.arena)?;
         Ok(Self {
             device: None,
@@ -176,7 +172,11 @@ impl PreparedEngine {
         self,
         stack: impl FnOnce(Config, u64, &mut Arena) -> Result<Stack, OpenError>,
     ) -> Result<(Engine, PortClaims), OpenError> {
-        let Self { device, interim_device, mut arena, config, neighbours, claims, .. } = self;
+        let Self { device, interim_device, mut arena, mut config, neighbours, claims, .. } = self;
+        if config.device.is_fed_by_kernel() && config.engine.idle == IdleConfig::default() {
+            // The kernel's receive work may need this core: a pause yields to it.
+            config.engine.idle.spin_ns = 0;
+        }
         let not_open = || OpenError::Io(std::io::Error::other("the device was not opened"));
         let device = device.ok_or_else(not_open)?;
         let seed = config.seed.map_or_else(random_seed, Ok)?;

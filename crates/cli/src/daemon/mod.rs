@@ -39,10 +39,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Long help on the privileges of the daemon.
 const PRIVILEGES: &str = "Once the daemon serves, it drops every capability that it no longer \
 needs. It keeps CAP_SYS_NICE for its priority beside CPU-bound programs; CAP_NET_ADMIN and CAP_BPF \
-with --io xdp, and CAP_NET_RAW and CAP_IPC_LOCK to open the device again if an upgrade fails; \
-CAP_NET_BIND_SERVICE too with --shared; and no other with --io packet, tap and dpdk (but DPDK's \
-own threads keep theirs). `tidegate upgrade` replaces a daemon \
-with no connection lost.";
+with --io auto, xdp, or packet with --shared, and CAP_NET_RAW and CAP_IPC_LOCK to open the device \
+again if an upgrade fails; CAP_NET_BIND_SERVICE too with --shared; and no other with --io tap, \
+dpdk, or packet with --address (but DPDK's own threads keep theirs). `tidegate upgrade` replaces \
+a daemon with no connection lost.";
 
 /// Flags of the daemon.
 #[derive(Args)]
@@ -285,7 +285,9 @@ fn upgrade_mode(
     classes: Option<admission::Config>,
 ) -> UpgradeMode {
     match host.io_kind() {
-        IoKind::Device(HostDevice::Xdp | HostDevice::Tap) => {}
+        IoKind::Device(HostDevice::Auto | HostDevice::Xdp | HostDevice::Tap) => {}
+        // The old daemon's ports stay diverted until the next daemon has diverted them.
+        IoKind::Device(HostDevice::Packet) if host.is_shared() => {}
         IoKind::Device(HostDevice::Dpdk(config)) => {
             if let Err(reason) = config.check_handover() {
                 return UpgradeMode::Refused(reason);

@@ -24,7 +24,9 @@ impl KeptCapabilities {
         // A device closed for an upgrade is opened again if the new daemon fails.
         let reopen = CapabilitySet::NET_RAW | CapabilitySet::IPC_LOCK;
         let device = match host.io_kind() {
-            IoKind::Device(HostDevice::Xdp) => xdp | reopen,
+            IoKind::Device(HostDevice::Auto | HostDevice::Xdp) => xdp | reopen,
+            // The ports that it diverts change.
+            IoKind::Device(HostDevice::Packet) if host.is_shared() => xdp | reopen,
             // This DPDK driver has packet sockets, and sets flags of the interface.
             IoKind::Device(HostDevice::Dpdk(config)) if config.device.starts_with(AF_PACKET) => {
                 CapabilitySet::NET_ADMIN | reopen
@@ -79,6 +81,7 @@ mod tests {
     #[test]
     fn keeps_required_capabilities_of_each_device() {
         assert_eq!(kept_for("io = 'packet'").names(), "CAP_SYS_NICE");
+        assert_eq!(kept_for("io = 'packet'\nshared = true"), kept_for("io = 'xdp'\nshared = true"));
         assert_eq!(kept_for("port = 'tap'").names(), "CAP_SYS_NICE");
         assert_eq!(kept_for("port = 'dpdk:net_memif0'").names(), "CAP_SYS_NICE");
         assert_eq!(

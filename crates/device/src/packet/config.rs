@@ -33,6 +33,14 @@ pub enum Steering {
     /// filter discards all other frames in the kernel. No address may be one of the kernel's
     /// addresses.
     Addresses(Vec<IpAddr>),
+    /// Packets to the ports of the rules that [`Device::set_steering`](crate::Device::set_steering)
+    /// adds, in frames of this VLAN or untagged frames. The kernel's stack does not receive these
+    /// packets, so the addresses may be the kernel's. Needs Linux 6.6.
+    #[cfg(feature = "xdp")]
+    Ports {
+        /// VLAN ID; `None`: untagged frames.
+        vlan: Option<u16>,
+    },
 }
 
 /// Settings of a [`PacketDevice`](super::PacketDevice).
@@ -61,6 +69,8 @@ pub struct PacketConfig {
     /// Joins this fanout group: flows are distributed by hash over all devices of the group
     /// (`PACKET_FANOUT_HASH`).
     pub fanout: Option<u16>,
+    /// Reason for this device, as part of its description.
+    pub reason: Option<String>,
 }
 
 impl PacketConfig {
@@ -75,6 +85,7 @@ impl PacketConfig {
             promiscuous: false,
             segmentation: false,
             fanout: None,
+            reason: None,
         }
     }
 
@@ -112,6 +123,12 @@ impl PacketConfig {
     pub fn fanout(self, fanout: impl Into<Option<u16>>) -> Self {
         Self { fanout: fanout.into(), ..self }
     }
+
+    /// Sets the reason for this device, which [`Capabilities::detail`](crate::Capabilities::detail)
+    /// ends with.
+    pub fn reason(self, reason: impl Into<Option<String>>) -> Self {
+        Self { reason: reason.into(), ..self }
+    }
 }
 
 /// Error of opening a [`PacketDevice`](super::PacketDevice).
@@ -139,14 +156,26 @@ pub enum PacketError {
     /// The kernel has the address too.
     #[error(
         "{address} is a kernel address on {interface}: with a packet device the kernel also sees \
-         every packet and would answer \"port unreachable\"; use the xdp device to share an \
-         address, or choose an address that the kernel does not have"
+         every packet and would answer \"port unreachable\"; share the address (`--shared`), which \
+         diverts ports only, or choose an address that the kernel does not have"
     )]
     SharedAddress {
         /// The address.
         address: IpAddr,
         /// The interface that has it.
         interface: String,
+    },
+    /// Ports cannot be diverted from the kernel.
+    #[cfg(feature = "xdp")]
+    #[error(
+        "cannot divert ports of {interface} from the kernel: {source}; sharing an address on \
+         AF_PACKET needs Linux 6.6 (tcx): use AF_XDP (`--io xdp`) or an own address (`--address`)"
+    )]
+    Divert {
+        /// The interface.
+        interface: String,
+        /// Error of the BPF programs.
+        source: Box<aya::EbpfError>,
     },
     /// The buffer is too small or too large.
     #[error("a buffer of {0} bytes is out of range: use 64 KiB to 1 GiB")]

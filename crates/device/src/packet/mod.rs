@@ -1,11 +1,11 @@
 //! The `packet` device: AF_PACKET on any Ethernet interface, also in a user namespace.
 //!
-//! The kernel still sees every frame. That is harmless for an address that the kernel does not
-//! have: it drops packets for other hosts, unless forwarding is on (`sysctl
-//! net.ipv4.ip_forward`). With forwarding the kernel may forward such packets or answer with
-//! unreachables; turn forwarding off on the interface. For an address that the kernel has, the
-//! kernel would answer as well ("port unreachable"). Opening therefore refuses such an address:
-//! sharing an address needs the `xdp` device.
+//! The kernel still sees every frame, except packets to diverted ports (`Steering::Ports`, with
+//! feature `xdp`): by these a device shares the kernel's addresses. Otherwise the kernel does no
+//! harm for an address that it does not have: it drops packets for other hosts, unless forwarding
+//! is on (`sysctl net.ipv4.ip_forward`). With forwarding the kernel may forward such packets or
+//! answer with unreachables; turn forwarding off on the interface. For an address that the kernel
+//! has, it would answer as well ("port unreachable"). Opening therefore refuses such an address.
 //!
 //! Frames that stand for several packets are split: a sender on this machine leaves segmentation to
 //! its device, and the kernel coalesces what it receives. With [`PacketConfig::segmentation`] the
@@ -16,6 +16,8 @@
 //! has read them, so a slow peer on veth would block the device.
 
 mod config;
+#[cfg(feature = "xdp")]
+mod divert;
 mod filter;
 mod gro_limit;
 mod ring;
@@ -31,8 +33,12 @@ use crate::buffer::LINK_HEADER_BYTES;
 use crate::capabilities::RequiredCapabilities;
 use crate::netlink::{self, Interface};
 use crate::segments::{Segments, Splitter};
+#[cfg(feature = "xdp")]
+use crate::steering::SteeringRule;
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, buffer, vnet};
 pub use config::{PacketConfig, PacketError, ReceiveMode, Steering};
+#[cfg(feature = "xdp")]
+pub use divert::PortDiverter;
 use gro_limit::GroLimit;
 use ring::{NextFrame, RingReader};
 use sys::{BURST_FRAMES, Batch, Socket};
@@ -79,6 +85,9 @@ pub struct PacketDevice {
     /// VLAN tag of the frame that is split.
     split_vlan: Option<VlanTag>,
     socket: Socket,
+    /// Diverts ports from the kernel.
+    #[cfg(feature = "xdp")]
+    diverter: Option<PortDiverter>,
     /// Limits GRO, so that coalesced frames fit into buffers.
     gro_limit: Option<GroLimit>,
 }
@@ -89,19 +98,56 @@ impl PacketDevice {
     /// # Errors
     /// See [`PacketError`]; a failed call leaves nothing behind.
     pub fn open(config: &PacketConfig, arena: &mut Arena) -> Result<Self, PacketError> {
+        #[cfg(feature = "xdp")]
+        let diverter = match &config.steering {
+            Steering::Ports { vlan } => Some(PortDiverter::attach(&config.interface, *vlan)?),
+            _ => None,
+        };
+        Self::open_with(
+            config,
+            #[cfg(feature = "xdp")]
+            diverter,
+            arena,
+        )
+    }
+
+    /// Opens the device like [`PacketDevice::open`], with ports that a device closed for handover
+    /// has diverted.
+    ///
+    /// # Errors
+    /// As [`PacketDevice::open`].
+    #[cfg(feature = "xdp")]
+    pub fn open_diverted(
+        config: &PacketConfig,
+        diverter: PortDiverter,
+        arena: &mut Arena,
+    ) -> Result<Self, PacketError> {
+        Self::open_with(config, Some(diverter), arena)
+    }
+
+    fn open_with(
+        config: &PacketConfig,
+        #[cfg(feature = "xdp")] mut diverter: Option<PortDiverter>,
+        arena: &mut Arena,
+    ) -> Result<Self, PacketError> {
         let large = arena.frame_bytes() >= FrameSize::K64.bytes();
         if config.segmentation && !(large && config.receive == ReceiveMode::Syscalls) {
             return Err(PacketError::SmallFrames);
         }
         let interface = Interface::by_name(&config.interface)?;
         validate(config, &interface)?;
-        let (socket, receiver) = open_socket(config, &interface)?;
+        let (socket, receiver) = open_socket(
+            config,
+            &interface,
+            #[cfg(feature = "xdp")]
+            diverter.as_mut(),
+        )?;
         // GRO limits count IP packets, without the link header.
         let longest = u16::MAX - HEADROOM_BYTES - LINK_HEADER_BYTES as u16;
         // Without permission to set the limit, frames that do not fit are dropped and counted.
         let limit = || GroLimit::set(&interface, longest.into()).ok().flatten();
         let gro_limit = config.segmentation.then(limit).flatten();
-        let detail = match config.receive {
+        let mut detail = match config.receive {
             ReceiveMode::Syscalls if config.segmentation => {
                 "recvmmsg and sendmmsg, segmentation by the kernel".to_owned()
             }
@@ -110,6 +156,9 @@ impl PacketDevice {
                 format!("TPACKET_V3 ring of {} KiB, sendmmsg", config.buffer_bytes >> 10)
             }
         };
+        if let Some(reason) = &config.reason {
+            detail = format!("{detail}; {reason}");
+        }
         Ok(Self {
             capabilities: Capabilities {
                 kind: "packet",
@@ -132,6 +181,8 @@ impl PacketDevice {
             splitter: Splitter::new(),
             split_vlan: None,
             socket,
+            #[cfg(feature = "xdp")]
+            diverter,
             gro_limit,
         })
     }
@@ -276,6 +327,7 @@ fn validate(config: &PacketConfig, interface: &Interface) -> Result<(), PacketEr
 fn open_socket(
     config: &PacketConfig,
     interface: &Interface,
+    #[cfg(feature = "xdp")] diverter: Option<&mut PortDiverter>,
 ) -> Result<(Socket, Receiver), PacketError> {
     let step = |step: &'static str| {
         let interface = interface.name.clone();
@@ -306,6 +358,10 @@ fn open_socket(
         socket
             .attach_filter(&filter::for_addresses(addresses))
             .map_err(step("attach a socket filter"))?;
+    }
+    #[cfg(feature = "xdp")]
+    if let Some(diverter) = diverter {
+        diverter.filter(&socket).map_err(step("attach a socket filter"))?;
     }
     socket.set_buffers(config.buffer_bytes).map_err(step("set the socket buffers"))?;
     let receiver = match config.receive {
@@ -526,12 +582,24 @@ impl Device for PacketDevice {
         self.counters.clone()
     }
 
+    #[cfg(feature = "xdp")]
+    fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
+        let Some(diverter) = &mut self.diverter else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        diverter.set_steering(rule, take).map_err(io::Error::other)
+    }
+
     fn close_for_handover(
         mut self: Box<Self>,
         arena: &mut Arena,
         _keep: bool,
     ) -> Option<HandoverState> {
         self.unread.drain(..).for_each(|frame| arena.free(frame));
+        #[cfg(feature = "xdp")]
+        if _keep && let Some(diverter) = self.diverter.take() {
+            return Some(HandoverState::Packet(Box::new(diverter)));
+        }
         None
     }
 }

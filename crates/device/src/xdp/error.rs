@@ -151,8 +151,9 @@ pub enum XdpError {
 fn advice(interface: &str, holder: Option<&ProgramHolder>) -> String {
     match holder {
         Some(holder) => format!(
-            "by {holder}: stop that process, or let one `tidegate daemon` serve `{interface}`, to \
-             which both programs attach"
+            "by {holder}: let one `tidegate daemon` serve `{interface}` and attach both programs to \
+             it (`tidegate run`), use AF_PACKET beside that process (`--io packet` or `--io auto`), \
+             or stop it"
         ),
         None => format!(
             "by a process that this one cannot see, or by none: stop that process, or detach the \

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub struct ProgramHolder {
     /// Process number.
     pub pid: u32,
-    /// Name of the program that the process runs.
+    /// Program that the process runs, with its subcommands.
     pub name: String,
 }
 
@@ -34,9 +34,35 @@ impl ProgramHolder {
         let links = fs::read_dir(folder.join("fdinfo")).ok()?.filter_map(Result::ok);
         let mut texts = links.filter_map(|entry| fs::read_to_string(entry.path()).ok());
         let holds = texts.any(|text| is_link_to(&text, index)) && shares_network(&folder);
-        let name = fs::read_to_string(folder.join("comm")).unwrap_or_default();
-        holds.then(|| Self { pid, name: name.trim_end().to_owned() })
+        holds.then(|| {
+            let read = |file| fs::read(folder.join(file)).unwrap_or_default();
+            let name = command_name(&read("cmdline"));
+            let comm = || printable(String::from_utf8_lossy(&read("comm")).trim_end());
+            Self { pid, name: name.unwrap_or_else(comm) }
+        })
     }
+}
+
+/// Maximum number of characters and of words of a name.
+const MAX_NAME_CHARS: usize = 64;
+const MAX_NAME_WORDS: usize = 3;
+
+/// Program and subcommands, up to the first option, of a command line as `/proc` has it.
+fn command_name(cmdline: &[u8]) -> Option<String> {
+    let words = cmdline.split(|&byte| byte == 0).map(String::from_utf8_lossy);
+    let words: Vec<String> = words
+        .take(MAX_NAME_WORDS)
+        .enumerate()
+        .take_while(|(at, word)| *at == 0 || !word.is_empty() && !word.starts_with('-'))
+        .map(|(_, word)| word.rsplit('/').next().unwrap_or_default().to_owned())
+        .collect();
+    let name = printable(&words.join(" "));
+    (!name.is_empty()).then_some(name)
+}
+
+/// Text of another process, without what a terminal would interpret.
+fn printable(text: &str) -> String {
+    text.chars().filter(|char| !char.is_control()).take(MAX_NAME_CHARS).collect()
 }
 
 /// True if a thread of the process is in the network namespace of the caller. Indices of interfaces
@@ -61,6 +87,16 @@ fn is_link_to(text: &str, index: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn name_is_the_program_with_its_subcommands() {
+        let name = |text: &str| command_name(text.replace(' ', "\0").as_bytes());
+        let is = |text: &str| Some(text.to_owned());
+        assert_eq!(name("/usr/bin/tidegate serve dns --iface eth0"), is("tidegate serve dns"));
+        assert_eq!(name("tidegate daemon -i eth0"), is("tidegate daemon"));
+        assert_eq!(name("a\u{1b}[2Jb"), is("a[2Jb"), "no escape sequence");
+        assert_eq!(name(""), None);
+    }
 
     #[test]
     fn finds_links_of_xdp_programs_by_interface() {

@@ -23,6 +23,7 @@ mod open;
 mod program;
 mod queue;
 mod ring;
+pub(crate) mod rules;
 mod rx_missed;
 mod socket;
 mod softirq_mode;
@@ -44,6 +45,8 @@ pub use self::holder::ProgramHolder;
 use self::irq_deferral::IrqDeferral;
 pub use self::link::XdpLink;
 pub use self::napi::NapiPoller;
+#[cfg(feature = "packet")]
+pub(crate) use self::open::system_error;
 use self::program::SteeringProgram;
 use self::queue::{Polling, Queue};
 use self::rx_missed::RxMissedCounters;

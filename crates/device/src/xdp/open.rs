@@ -332,19 +332,23 @@ fn socket_error(source: io::Error, target: &TargetInterface, umem: &Umem, queue:
 }
 
 pub(super) fn load_error(error: EbpfError, required: RequiredCapabilities) -> XdpError {
-    let refused = match &error {
+    let not_permitted =
+        || XdpError::NotPermitted { step: "load a BPF program", why: required.explain() };
+    match system_error(&error) {
+        Some(libc::EPERM) => not_permitted(),
+        // The verifier refuses instructions that need another capability.
+        Some(libc::EACCES | libc::EINVAL) if !required.are_in_effect() => not_permitted(),
+        _ => XdpError::Load(Box::new(error)),
+    }
+}
+
+/// Error number of the system call that failed, if one did.
+pub(crate) fn system_error(error: &EbpfError) -> Option<i32> {
+    match error {
         EbpfError::ProgramError(ProgramError::LoadError { io_error, .. })
         | EbpfError::MapError(MapError::CreateError { io_error, .. }) => io_error.raw_os_error(),
         EbpfError::ProgramError(ProgramError::SyscallError(error))
         | EbpfError::MapError(MapError::SyscallError(error)) => error.io_error.raw_os_error(),
         _ => None,
-    };
-    let not_permitted =
-        || XdpError::NotPermitted { step: "load a BPF program", why: required.explain() };
-    match refused {
-        Some(libc::EPERM) => not_permitted(),
-        // The verifier refuses instructions that need another capability.
-        Some(libc::EACCES | libc::EINVAL) if !required.are_in_effect() => not_permitted(),
-        _ => XdpError::Load(Box::new(error)),
     }
 }

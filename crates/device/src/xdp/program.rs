@@ -3,14 +3,15 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, XskMap};
+use aya::maps::{MapData, MapError, PerCpuArray, XskMap};
 use aya::programs::{ProgramError, Xdp};
 use aya::{Ebpf, EbpfError};
 
 use super::SteeringCounters;
 use super::admission::{AdmissionMaps, take_map};
 use super::link::XdpLink;
-use super::steering::{RuleUsers, Steering};
+use super::rules::RuleMaps;
+use super::steering::Steering;
 use crate::admission::Limits;
 use crate::steering::SteeringRule;
 
@@ -22,19 +23,10 @@ pub(super) struct SteeringProgram {
     link: Option<XdpLink>,
     /// The inherited link still has the other process's program attached.
     awaits_takeover: bool,
-    /// Current rules, each once.
-    steering: Steering,
-    rule_users: RuleUsers,
-    settings: Array<MapData, [u32; 2]>,
-    addresses: HashMap<MapData, [u8; 20], u32>,
-    ports: HashMap<MapData, [u8; 20], u32>,
+    rules: RuleMaps,
     sockets: XskMap<MapData>,
     counts: PerCpuArray<MapData, u64>,
     admission: AdmissionMaps,
-    /// True while the program applies the class limits.
-    limiting: bool,
-    /// True while the program drops frames that match a rule but have no socket.
-    dropping: bool,
     ebpf: Ebpf,
 }
 
@@ -48,16 +40,10 @@ impl SteeringProgram {
         Ok(Self {
             link: None,
             awaits_takeover: false,
-            steering: Steering::default(),
-            rule_users: RuleUsers::default(),
-            settings: take_map(&mut ebpf, "settings")?,
-            addresses: take_map(&mut ebpf, "addresses")?,
-            ports: take_map(&mut ebpf, "ports")?,
+            rules: RuleMaps::take(&mut ebpf)?,
             sockets: take_map(&mut ebpf, "sockets")?,
             counts: take_map(&mut ebpf, "counts")?,
             admission: AdmissionMaps::take(&mut ebpf)?,
-            limiting: false,
-            dropping: false,
             ebpf,
         })
     }
@@ -98,27 +84,20 @@ impl SteeringProgram {
 
     /// Detaches the program. The program stays loaded; its rules are removed, and its limits reset.
     pub(super) fn detach(&mut self) {
-        (self.link, self.awaits_takeover, self.limiting, self.dropping) =
-            (None, false, false, false);
-        self.rule_users = RuleUsers::default();
-        for rule in std::mem::take(&mut self.steering).rules {
-            // Fails only without the right to change the map. A key without a link to an interface
-            // redirects nothing.
-            let _ = self.remove_keys(&rule);
-        }
+        (self.link, self.awaits_takeover) = (None, false);
+        self.rules.clear();
     }
 
     /// Keeps the program attached, and drops every frame that matches a rule until
     /// [`Application::stop_dropping`].
     pub(super) fn start_dropping(&mut self) -> Result<(), MapError> {
-        (self.limiting, self.dropping) = (false, true);
-        self.apply_settings()
+        self.rules.set_limiting(false)?;
+        self.rules.set_dropping(true)
     }
 
     /// Stops dropping: the rules' frames have sockets again.
     pub(super) fn stop_dropping(&mut self) -> Result<(), MapError> {
-        self.dropping = false;
-        self.apply_settings()
+        self.rules.set_dropping(false)
     }
 
     /// Maximum number of receive queues: size of the socket map.
@@ -133,58 +112,23 @@ impl SteeringProgram {
 
     /// Current rules and VLAN.
     pub(super) fn steering(&self) -> &Steering {
-        &self.steering
+        self.rules.steering()
     }
 
     /// Adds the rules of `steering` to the current rules, and sets its VLAN.
     pub(super) fn set_steering(&mut self, steering: &Steering) -> Result<(), MapError> {
-        self.steering.vlan = steering.vlan;
-        self.apply_settings()?;
-        steering.rules.iter().try_for_each(|rule| self.steer(rule))
+        self.rules.set_vlan(steering.vlan)?;
+        steering.rules.iter().try_for_each(|rule| self.rules.steer(rule))
     }
 
-    /// Adds a user of a rule. The rule is effective immediately, and until its last user leaves.
+    /// As [`RuleMaps::steer`].
     pub(super) fn steer(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
-        if !self.rule_users.add(*rule) {
-            return Ok(());
-        }
-        let added = self.add_keys(rule).and_then(|()| {
-            self.steering.rules.push(*rule);
-            self.apply_settings()
-        });
-        if added.is_err() {
-            let _ = self.unsteer(rule);
-        }
-        added
+        self.rules.steer(rule)
     }
 
-    /// Removes a user of a rule. With its last user the rule ends, effective immediately.
+    /// As [`RuleMaps::unsteer`].
     pub(super) fn unsteer(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
-        if !self.rule_users.remove(rule) {
-            return Ok(());
-        }
-        self.steering.rules.retain(|other| other != rule);
-        self.apply_settings()?;
-        self.remove_keys(rule)
-    }
-
-    fn add_keys(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
-        if let Some(key) = rule.address_key() {
-            self.addresses.insert(key, 1, 0)?;
-        }
-        rule.port_keys().try_for_each(|key| self.ports.insert(key, 1, 0))
-    }
-
-    fn remove_keys(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
-        if let Some(key) = rule.address_key() {
-            ignore_not_found(self.addresses.remove(&key))?;
-        }
-        rule.port_keys().try_for_each(|key| ignore_not_found(self.ports.remove(&key)))
-    }
-
-    /// Writes the settings map: kinds of rules in use, limits, VLAN.
-    fn apply_settings(&mut self) -> Result<(), MapError> {
-        self.settings.set(0, self.steering.settings(self.limiting, self.dropping), 0)
+        self.rules.unsteer(rule)
     }
 
     /// Admission maps.
@@ -197,11 +141,7 @@ impl SteeringProgram {
         if let Some(limits) = limits {
             self.admission.set_limits(limits)?;
         }
-        if self.limiting != limits.is_some() {
-            self.limiting = limits.is_some();
-            self.apply_settings().map_err(io::Error::other)?;
-        }
-        Ok(())
+        self.rules.set_limiting(limits.is_some()).map_err(io::Error::other)
     }
 
     /// Counters of the program so far, summed over all CPUs.
@@ -218,14 +158,5 @@ impl SteeringProgram {
             passed_malformed: sum(6)?,
             passed_no_socket: sum(7)?,
         })
-    }
-}
-
-fn ignore_not_found(result: Result<(), MapError>) -> Result<(), MapError> {
-    match result {
-        Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {
-            Ok(())
-        }
-        other => other,
     }
 }

@@ -1,5 +1,7 @@
 //! Frames that the device takes, and frames that stay with the kernel.
 
+use tidegate_device::packet::{self, PacketConfig, PacketDevice};
+
 use super::*;
 
 #[test]
@@ -144,6 +146,49 @@ fn steers_every_kind_of_frame_by_the_rules() {
         assert!(burst.is_empty(), "{}", case.name);
     }
     device.close(&mut near);
+    sender.close(&mut far);
+}
+
+/// As [`steers_every_kind_of_frame_by_the_rules`], with the rules for ports on a packet socket.
+#[test]
+fn packet_socket_receives_what_rules_for_ports_match() {
+    if !can_create_namespaces() {
+        return;
+    }
+    let pair = VethPair::new(1);
+    let (mut near, mut far) = (arena(4096), arena(4096));
+    let mut sender = open(&pair.right, Steering::default(), &mut far);
+    let config =
+        PacketConfig::new(pair.left.interface).steering(packet::Steering::Ports { vlan: None });
+    let mut device = pair.left.run(|| PacketDevice::open(&config, &mut near).unwrap());
+    let of_address = LEFT_ADDRESSES.map(|address| SteeringRule::Port {
+        protocol: TransportProtocol::Tcp,
+        address: address.parse().ok(),
+        port: 853,
+    });
+    for rule in [udp(53), of_address[0], of_address[1]] {
+        device.set_steering(&rule, true).unwrap();
+    }
+    let last = frames::datagram(LEFT_ADDRESSES[0], 53, None);
+    let mut burst = Burst::new();
+    for case in frames::steering_cases(LEFT_ADDRESSES, FREE_ADDRESSES) {
+        let by_address = ["own address", "to all nodes", "before an echo request"];
+        let by_address = by_address.iter().any(|part| case.name.contains(part));
+        let mut expected = vec![last.clone()];
+        if case.taken && !by_address {
+            expected.insert(0, case.frame.clone());
+        }
+        send_frame(&mut sender, &mut far, &case.frame);
+        send_frame(&mut sender, &mut far, &last);
+        for frame in expected {
+            let received = wait_until(case.name, || {
+                device.receive(&mut near, &mut burst, 1).unwrap();
+                burst.pop_front()
+            });
+            assert_eq!(near.bytes(&received), frame, "{}", case.name);
+            near.free(received);
+        }
+    }
     sender.close(&mut far);
 }
 

@@ -53,7 +53,7 @@ const DEFAULT_LARGE_FRAMES: u32 = 1024;
 #[cfg_attr(feature = "serde", serde(default, rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub struct HostConfig {
-    /// I/O method; AF_XDP by default. AF_XDP and AF_PACKET need the features `xdp` and `packet`.
+    /// I/O method; automatic by default. AF_XDP and AF_PACKET need the features `xdp` and `packet`.
     #[cfg_attr(feature = "serde", serde(with = "serialize::text"))]
     pub io: HostDevice,
     /// Network interface; required except for DPDK.
@@ -208,13 +208,14 @@ impl HostConfig {
 
     fn device_config(&self, gate: &gate::Config) -> Result<DeviceConfig, HostConfigError> {
         let segmentation = self.segmentation;
-        if segmentation && self.io == HostDevice::Xdp {
+        if segmentation && matches!(self.io, HostDevice::Auto | HostDevice::Xdp) {
             return Err(HostConfigError::SegmentationOnXdp);
         }
         if self.queue_count.is_some() && !matches!(self.io, HostDevice::Dpdk(_)) {
             return Err(HostConfigError::QueueCountWithoutDpdk);
         }
         Ok(match &self.io {
+            HostDevice::Auto => self.auto_device(gate)?,
             HostDevice::Xdp => self.xdp_device(gate)?,
             HostDevice::Packet => self.packet_device()?,
             HostDevice::Tap => {

@@ -10,8 +10,11 @@ use super::error::HostConfigError;
 /// I/O method: the way packets are sent and received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostDevice {
-    /// AF_XDP; needs a build with feature `xdp`.
+    /// AF_XDP, or AF_PACKET while an XDP program of another process is on the interface. In a build
+    /// with one of the features `xdp` and `packet`, the device of that feature.
     #[default]
+    Auto,
+    /// AF_XDP; needs a build with feature `xdp`.
     Xdp,
     /// AF_PACKET; needs a build with feature `packet`.
     Packet,
@@ -24,10 +27,11 @@ pub enum HostDevice {
 impl FromStr for HostDevice {
     type Err = HostConfigError;
 
-    /// Parses `xdp`, `packet`, `tap`, or `dpdk:` followed by a device and its arguments (see
+    /// Parses `auto`, `xdp`, `packet`, `tap`, or `dpdk:` followed by a device and its arguments (see
     /// [`DpdkConfig`]).
     fn from_str(text: &str) -> Result<Self, HostConfigError> {
         match (text, text.strip_prefix("dpdk:")) {
+            ("auto", _) => Ok(Self::Auto),
             ("xdp", _) => Ok(Self::Xdp),
             ("packet", _) => Ok(Self::Packet),
             ("tap", _) => Ok(Self::Tap),
@@ -43,6 +47,7 @@ impl FromStr for HostDevice {
 impl fmt::Display for HostDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Auto => f.write_str("auto"),
             Self::Xdp => f.write_str("xdp"),
             Self::Packet => f.write_str("packet"),
             Self::Tap => f.write_str("tap"),

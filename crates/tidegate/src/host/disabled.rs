@@ -14,6 +14,13 @@ impl HostConfig {
 
 #[cfg(not(feature = "xdp"))]
 impl HostConfig {
+    pub(super) fn auto_device(
+        &self,
+        _: &tidegate_gate::Config,
+    ) -> Result<DeviceConfig, HostConfigError> {
+        self.packet_device()
+    }
+
     pub(super) fn xdp_device(
         &self,
         _: &tidegate_gate::Config,

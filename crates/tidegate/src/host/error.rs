@@ -12,8 +12,8 @@ use tidegate_wire::IpCidr;
 pub enum HostConfigError {
     /// The text names no I/O method.
     #[error(
-        "{0:?} is not an I/O method: expected xdp, packet, tap, dpdk:DEVICE or, where supported, \
-         kernel"
+        "{0:?} is not an I/O method: expected auto, xdp, packet, tap, dpdk:DEVICE or, where \
+         supported, kernel"
     )]
     UnknownDevice(String),
     /// The I/O method is not part of this build.

@@ -9,6 +9,18 @@ use super::error::HostConfigError;
 
 impl HostConfig {
     pub(super) fn xdp_device(&self, gate: &gate::Config) -> Result<DeviceConfig, HostConfigError> {
+        Ok(self.xdp_config(gate)?.into())
+    }
+
+    /// AF_XDP, or AF_PACKET beside an XDP program of another process.
+    pub(super) fn auto_device(&self, gate: &gate::Config) -> Result<DeviceConfig, HostConfigError> {
+        #[cfg(feature = "packet")]
+        return Ok(DeviceConfig::Auto(self.xdp_config(gate)?));
+        #[cfg(not(feature = "packet"))]
+        self.xdp_device(gate)
+    }
+
+    fn xdp_config(&self, gate: &gate::Config) -> Result<XdpConfig, HostConfigError> {
         let mut xdp = XdpConfig::new(self.required_iface()?);
         xdp.mode = self.xdp_mode;
         xdp.queues = (!self.queues.is_empty()).then(|| self.queues.clone());
@@ -26,6 +38,6 @@ impl HostConfig {
             Some(budget) => Some(BusyPoll::default().budget(budget)),
             None => Some(BusyPoll::default()),
         };
-        Ok(xdp.into())
+        Ok(xdp)
     }
 }
