@@ -58,7 +58,7 @@ impl Obstacle {
     pub(crate) fn of(device: &IoKind) -> Option<Self> {
         match device {
             IoKind::Device(HostDevice::Dpdk(_)) => Some(Self::Dpdk),
-            IoKind::Device(HostDevice::Xdp) => Self::of_xdp(),
+            IoKind::Device(HostDevice::Auto | HostDevice::Xdp) => Self::of_xdp(),
             IoKind::Device(HostDevice::Packet | HostDevice::Tap) | IoKind::Kernel => None,
         }
     }
