@@ -168,3 +168,36 @@ impl Connection {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::tcp::buffers::ByteQueue;
+    use crate::tcp::segment::FourTuple;
+    use crate::tcp::socket::TcpOptions;
+
+    #[test]
+    fn grown_buffers_return_to_their_first_size_while_memory_is_scarce() {
+        const MIB: usize = 1 << 20;
+        let tuple =
+            FourTuple::new("192.0.2.1:80".parse().unwrap(), "192.0.2.2:4000".parse().unwrap());
+        let options = Arc::new(TcpOptions::default());
+        let mut connection = Connection::new(0, tuple, options, Seq(0), 0);
+        connection.recovery.rtt.sample(0, 100_000_000);
+        let mut pool = BufferPool::new(64 * MIB);
+        for bytes in [2, 4, 8, 8].map(|mib| mib * MIB as u32) {
+            connection.adapt_receive_buffer(0, connection.receive_buffer_bytes(), &pool);
+            assert_eq!(connection.receive_buffer_bytes(), bytes);
+        }
+        let cwnd = 16 * MIB as u32;
+        assert_eq!(connection.options.send_growth(cwnd, pool.max_queue_bytes()), 3);
+
+        let mut full = ByteQueue::EMPTY;
+        assert!(full.reserve(&mut pool, 0, 50 * MIB));
+        connection.adapt_receive_buffer(0, connection.receive_buffer_bytes(), &pool);
+        assert_eq!(connection.receive_buffer_bytes(), MIB as u32);
+        assert_eq!(connection.options.send_growth(cwnd, pool.max_queue_bytes()), 0);
+    }
+}
