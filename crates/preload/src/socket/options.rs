@@ -199,14 +199,17 @@ pub(crate) fn is_dual_stack(fd: i32, is_v6: bool) -> bool {
 
 /// Tidegate options of a kernel TCP socket.
 pub(crate) fn tcp_options(fd: i32, is_v6: bool) -> TcpOptions {
-    let defaults = TcpOptions::default();
+    let mut options = TcpOptions::default();
     let is_on = |level, name| get_int(fd, level, name).is_some_and(|value| value != 0);
-    let buffer_bytes =
-        |name, default| chosen_buffer_bytes(fd, Protocol::Tcp, name).unwrap_or(default);
+    // A buffer of a chosen size does not grow.
+    if let Some(bytes) = chosen_buffer_bytes(fd, Protocol::Tcp, libc::SO_SNDBUF) {
+        options = options.send_buffer_bytes(bytes);
+    }
+    if let Some(bytes) = chosen_buffer_bytes(fd, Protocol::Tcp, libc::SO_RCVBUF) {
+        options = options.receive_buffer_bytes(bytes);
+    }
     let user_timeout = get_int(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
-    defaults
-        .send_buffer_bytes(buffer_bytes(libc::SO_SNDBUF, defaults.send_buffer_bytes))
-        .receive_buffer_bytes(buffer_bytes(libc::SO_RCVBUF, defaults.receive_buffer_bytes))
+    options
         .no_delay(is_on(libc::IPPROTO_TCP, libc::TCP_NODELAY))
         .dual_stack(is_dual_stack(fd, is_v6))
         .reuse_port(is_on(libc::SOL_SOCKET, libc::SO_REUSEPORT))

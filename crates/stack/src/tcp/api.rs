@@ -445,7 +445,7 @@ impl TcpTable {
             || is_closed;
         let write_closed = connection.flags.contains(ConnFlags::FIN_QUEUED) || is_closed;
         let has_space = connection.can_send()
-            && connection.send.has_space(&connection.options)
+            && connection.has_send_space()
             && connection.appendable_bytes(&self.shared.pool) > 0;
         TcpReadiness {
             readable: connection.readable() > 0 || read_closed,

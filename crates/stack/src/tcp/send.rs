@@ -6,7 +6,6 @@ use super::identity::milliseconds;
 use super::options::{MAX_WINDOW_SHIFT, TIMESTAMPS_BYTES};
 use super::segment::Segment;
 use super::seq::Seq;
-use super::socket::TcpOptions;
 
 /// Default MSS for IPv4 and for IPv6: every host accepts it (RFC 9293 section 3.7.1).
 pub(crate) const DEFAULT_MSS: [u16; 2] = [536, 1220];
@@ -143,24 +142,24 @@ impl SendState {
         self.queued_bytes.saturating_sub(self.nxt.since(self.base))
     }
 
-    /// Free bytes of the send buffer.
+    /// Free bytes of a send buffer of `buffer_bytes`.
     #[inline]
-    fn free_bytes(&self, options: &TcpOptions) -> u32 {
-        options.send_buffer_bytes.saturating_sub(self.queued_bytes)
+    fn free_bytes(&self, buffer_bytes: u32) -> u32 {
+        buffer_bytes.saturating_sub(self.queued_bytes)
     }
 
     /// True when more than a third of the send buffer is free: the threshold of writability.
     #[inline]
-    pub(crate) fn has_space(&self, options: &TcpOptions) -> bool {
-        self.free_bytes(options) > options.send_buffer_bytes / 3
+    pub(crate) fn has_space(&self, buffer_bytes: u32) -> bool {
+        self.free_bytes(buffer_bytes) > buffer_bytes / 3
     }
 
     /// Bytes that can be appended now: free in the send buffer and backed by memory.
     #[inline]
-    pub(crate) fn appendable_bytes(&self, options: &TcpOptions, pool: &BufferPool) -> usize {
+    pub(crate) fn appendable_bytes(&self, buffer_bytes: u32, pool: &BufferPool) -> usize {
         let end = self.queued_bytes as usize;
         let allowed = pool.allowance_bytes().saturating_sub(end);
-        let free = self.free_bytes(options) as usize;
+        let free = self.free_bytes(buffer_bytes) as usize;
         free.min(allowed).min(self.queue.appendable_bytes(pool, end))
     }
 

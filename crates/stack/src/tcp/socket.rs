@@ -138,6 +138,10 @@ pub struct TcpOptions {
     pub send_buffer_bytes: u32,
     /// Receive buffer: limit of data received but not read, in bytes; also limits the window.
     pub receive_buffer_bytes: u32,
+    /// Size up to which the send buffer grows with the congestion window, in bytes.
+    pub max_send_buffer_bytes: u32,
+    /// Size up to which the receive buffer grows with the bytes read per round trip, in bytes.
+    pub max_receive_buffer_bytes: u32,
     /// Unread bytes before the application is notified again of readable data.
     pub receive_low_water_bytes: u32,
     /// Send small segments at once (disables the Nagle algorithm).
@@ -171,6 +175,8 @@ impl Default for TcpOptions {
         Self {
             send_buffer_bytes: 1 << 20,
             receive_buffer_bytes: 1 << 20,
+            max_send_buffer_bytes: 16 << 20,
+            max_receive_buffer_bytes: 16 << 20,
             receive_low_water_bytes: 1,
             no_delay: false,
             ecn: false,
@@ -189,15 +195,35 @@ impl Default for TcpOptions {
 /// Minimum size of send and receive buffers.
 const MIN_BUFFER_BYTES: u32 = 2048;
 
+/// Size of a buffer after `growth` doublings: of `bytes` at first and at most `max_bytes`.
+#[inline]
+fn grown_bytes(bytes: u32, max_bytes: u32, growth: u8) -> u32 {
+    let grown = u64::from(bytes) << growth.min(MAX_BUFFER_GROWTH);
+    grown.min(max_bytes.max(bytes).into()) as u32
+}
+
+/// Doublings from the smallest buffer to the largest.
+pub(crate) const MAX_BUFFER_GROWTH: u8 = 19;
+
 impl TcpOptions {
-    /// Sets the limit of data written but not acknowledged, in bytes.
+    /// Sets the limit of data written but not acknowledged, in bytes. The buffer keeps this size.
     pub fn send_buffer_bytes(self, send_buffer_bytes: u32) -> Self {
-        Self { send_buffer_bytes, ..self }
+        Self { send_buffer_bytes, max_send_buffer_bytes: send_buffer_bytes, ..self }
     }
 
-    /// Sets the limit of data received but not read, in bytes.
+    /// Sets the limit of data received but not read, in bytes. The buffer keeps this size.
     pub fn receive_buffer_bytes(self, receive_buffer_bytes: u32) -> Self {
-        Self { receive_buffer_bytes, ..self }
+        Self { receive_buffer_bytes, max_receive_buffer_bytes: receive_buffer_bytes, ..self }
+    }
+
+    /// Sets the size up to which the send buffer grows, in bytes.
+    pub fn max_send_buffer_bytes(self, max_send_buffer_bytes: u32) -> Self {
+        Self { max_send_buffer_bytes, ..self }
+    }
+
+    /// Sets the size up to which the receive buffer grows, in bytes.
+    pub fn max_receive_buffer_bytes(self, max_receive_buffer_bytes: u32) -> Self {
+        Self { max_receive_buffer_bytes, ..self }
     }
 
     /// Sets the unread bytes before the application is notified again.
@@ -255,20 +281,50 @@ impl TcpOptions {
         Self { user_timeout_ms: user_timeout_ms.into(), ..self }
     }
 
-    /// Window shift needed to offer the whole receive buffer (RFC 7323 section 2.3).
+    /// Window shift needed to offer the whole receive buffer at its largest (RFC 7323 section 2.3).
     pub(crate) fn window_shift(&self) -> u8 {
-        let bits = 32 - (self.receive_buffer_bytes >> 16).leading_zeros();
+        let largest = self.receive_buffer_bytes.max(self.max_receive_buffer_bytes);
+        let bits = 32 - (largest >> 16).leading_zeros();
         (bits as u8).min(MAX_WINDOW_SHIFT)
     }
 
     /// Clamps the buffer sizes to those that a connection can work with: windows end at 2^30
     /// bytes (RFC 7323 section 2.3).
     pub fn within_limits(self) -> Self {
+        let clamp = |bytes: u32| bytes.clamp(MIN_BUFFER_BYTES, 1 << 30);
         Self {
-            send_buffer_bytes: self.send_buffer_bytes.clamp(MIN_BUFFER_BYTES, 1 << 30),
-            receive_buffer_bytes: self.receive_buffer_bytes.clamp(MIN_BUFFER_BYTES, 1 << 30),
+            send_buffer_bytes: clamp(self.send_buffer_bytes),
+            receive_buffer_bytes: clamp(self.receive_buffer_bytes),
+            max_send_buffer_bytes: clamp(self.max_send_buffer_bytes),
+            max_receive_buffer_bytes: clamp(self.max_receive_buffer_bytes),
             ..self
         }
+    }
+
+    /// Size of the receive buffer after `growth` doublings, in bytes.
+    #[inline]
+    pub(crate) fn grown_receive_buffer(&self, growth: u8) -> u32 {
+        grown_bytes(self.receive_buffer_bytes, self.max_receive_buffer_bytes, growth)
+    }
+
+    /// Size of the send buffer after `growth` doublings, in bytes.
+    #[inline]
+    pub(crate) fn grown_send_buffer(&self, growth: u8) -> u32 {
+        grown_bytes(self.send_buffer_bytes, self.max_send_buffer_bytes, growth)
+    }
+
+    /// Doublings of the send buffer for a congestion window of `cwnd` bytes, while the memory of
+    /// all connections allows one queue `allowed_bytes`. The buffer has room for what is in flight,
+    /// and for as much again that the application writes in the meantime.
+    #[inline]
+    pub(crate) fn send_growth(&self, cwnd: u32, allowed_bytes: usize) -> u8 {
+        let needed_bytes = cwnd.saturating_mul(2).min(self.max_send_buffer_bytes);
+        if needed_bytes <= self.send_buffer_bytes {
+            return 0;
+        }
+        let needed = needed_bytes.div_ceil(self.send_buffer_bytes).next_power_of_two().ilog2();
+        let allowed = (allowed_bytes / self.send_buffer_bytes as usize).checked_ilog2();
+        needed.min(allowed.unwrap_or(0)) as u8
     }
 }
 

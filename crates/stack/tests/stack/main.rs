@@ -13,6 +13,7 @@ mod own_addresses;
 mod path_mtu;
 mod random_input;
 mod tcp_api;
+mod tcp_buffers;
 mod tcp_goodput;
 mod tcp_pair;
 mod tcp_pressure;

@@ -172,8 +172,12 @@ fn config_of(n: u8) -> Config {
     config
 }
 
-fn host(n: u8, other: u8) -> TestHost {
-    let mut host = TestHost::quiet(config_of(n));
+fn host(n: u8, other: u8, memory_bytes: Option<usize>) -> TestHost {
+    let mut config = config_of(n);
+    if let Some(bytes) = memory_bytes {
+        config.limits.tcp_buffer_bytes = bytes;
+    }
+    let mut host = TestHost::quiet(config);
     for family in [Family::V4, Family::V6] {
         host.stack.set_neighbour(
             host.now_ns,
@@ -193,13 +197,36 @@ impl Exchange {
         up: Endpoint,
         down: Endpoint,
     ) -> Self {
-        let (mut a, mut b) = (host(1, 2), host(2, 1));
+        Self::on_hosts([host(1, 2, None), host(2, 1, None)], family, link, options, up, down)
+    }
+
+    /// [`Exchange::new`] between hosts with `memory_bytes` of TCP memory each.
+    pub fn with_memory(
+        family: Family,
+        link: Link,
+        options: TcpOptions,
+        up: Endpoint,
+        down: Endpoint,
+        memory_bytes: usize,
+    ) -> Self {
+        let hosts = [host(1, 2, Some(memory_bytes)), host(2, 1, Some(memory_bytes))];
+        Self::on_hosts(hosts, family, link, options, up, down)
+    }
+
+    fn on_hosts(
+        [mut a, mut b]: [TestHost; 2],
+        family: Family,
+        link: Link,
+        options: TcpOptions,
+        up: Endpoint,
+        down: Endpoint,
+    ) -> Self {
         let to = SocketAddr::new(family.host(2), PORT);
         let any = SocketAddr::new(family.unspecified(), PORT);
         let listener = b.stack.tcp_listen(any, 4, options).unwrap();
         let id = a.stack.tcp_connect(a.now_ns, &mut a.arena, None, to, options).unwrap();
         let client = Endpoint { id: Some(id), ..up };
-        let mut other_stacks = [host(1, 2), host(2, 1)];
+        let mut other_stacks = [host(1, 2, None), host(2, 1, None)];
         for (host, other) in [&a, &b].into_iter().zip(&mut other_stacks) {
             other.stack.set_tcp_secrets(host.stack.tcp_secrets());
         }
@@ -277,6 +304,12 @@ impl Exchange {
     /// True once the server has received `bytes` bytes.
     pub fn server_has(&self, bytes: usize) -> bool {
         self.server.received.len() >= bytes
+    }
+
+    /// Window that the server offers, in bytes.
+    pub fn server_window(&self) -> u32 {
+        let info = self.server.id.and_then(|id| self.b.stack.tcp_info(id));
+        info.map_or(0, |info| info.receive_window_bytes)
     }
 
     /// Runs until `done` returns true. Returns the elapsed time in nanoseconds.

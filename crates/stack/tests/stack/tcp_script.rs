@@ -359,9 +359,11 @@ impl Script {
                 self.options.congestion_control = CongestionControl::NewReno;
             }
             ["option", "receive-buffer", n] => {
-                self.options.receive_buffer_bytes = n.parse().unwrap();
+                self.options = self.options.receive_buffer_bytes(n.parse().unwrap());
             }
-            ["option", "send-buffer", n] => self.options.send_buffer_bytes = n.parse().unwrap(),
+            ["option", "send-buffer", n] => {
+                self.options = self.options.send_buffer_bytes(n.parse().unwrap());
+            }
             ["option", "user-timeout", n] => {
                 self.options.user_timeout_ms = Some(n.parse().unwrap());
             }

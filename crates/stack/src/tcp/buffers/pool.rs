@@ -87,6 +87,12 @@ impl BufferPool {
         }
     }
 
+    /// Size up to which the buffers of connections grow, in bytes: an eighth of the memory, and
+    /// nothing while memory is scarce.
+    pub(crate) fn max_queue_bytes(&self) -> usize {
+        if self.is_scarce() { 0 } else { self.limit * BUFFER_BYTES / 8 }
+    }
+
     /// Unbacked buffers that can still be allocated.
     fn unbacked_available(&self) -> usize {
         self.unbacked.len() + self.spare.len() + self.limit * BUFFERS_PER_BACKED - self.memory.len()

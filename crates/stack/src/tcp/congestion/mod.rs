@@ -173,8 +173,11 @@ impl CongestionController {
     }
 
     /// Limits the window to the initial window after a pause of transmission longer than the
-    /// retransmission time-out (RFC 5681 section 4.1).
+    /// retransmission time-out (RFC 5681 section 4.1): without pacing, an old window would leave as
+    /// one burst. Slow start returns to three quarters of the old window (RFC 7661 section 4.4.3).
     pub(crate) fn restart_after_idle(&mut self, mss: u32) {
+        let CongestionWindow { cwnd, ssthresh } = self.window;
+        self.window.ssthresh = ssthresh.max(cwnd - cwnd / 4);
         self.window.cwnd = self.window.cwnd.min(initial_window(mss));
         self.pause_growth();
     }
@@ -286,6 +289,21 @@ mod tests {
             }
             let (cwnd, expected) = (controller.window.cwnd, uninterrupted.window.cwnd);
             assert!(cwnd.abs_diff(expected) <= (expected - before) / 5 + MSS, "{cwnd} {expected}");
+        }
+    }
+
+    #[test]
+    fn rfc7661_4_4_3_slow_start_returns_to_three_quarters_of_the_window_before_a_pause() {
+        for kind in [CongestionControl::Cubic, CongestionControl::NewReno] {
+            let mut controller = CongestionController::new(kind, MSS);
+            controller.on_congestion(40 * MSS, MSS);
+            // Congestion avoidance has grown the window far beyond the threshold.
+            controller.window.cwnd = 200 * MSS;
+            controller.restart_after_idle(MSS);
+            let CongestionWindow { cwnd, ssthresh } = controller.window;
+            assert_eq!((cwnd, ssthresh), (10 * MSS, 150 * MSS), "{kind:?}");
+            controller.restart_after_idle(MSS);
+            assert_eq!(controller.window.ssthresh, 150 * MSS, "a second pause");
         }
     }
 

@@ -164,13 +164,16 @@ impl Connection {
     /// Reacts to newly acknowledged data: removes it from the send queue and restarts the timers
     /// (RFC 6298 section 5.3).
     fn on_progress(&mut self, now_ns: u64, shared: &mut TcpShared) {
-        let had_space = self.send.has_space(&self.options);
+        let had_space = self.has_send_space();
         let bytes = self.send.remove_acknowledged(&mut shared.pool);
+        // Only here, so that a writer is woken whatever makes the buffer larger.
+        let cwnd = self.recovery.controller.window.cwnd;
+        self.send_growth = self.options.send_growth(cwnd, shared.pool.max_queue_bytes());
         // Writers are woken when a large part of the buffer is free, not for each byte.
         // This includes applications that only polled for writability or wrote less.
         if bytes > 0
             && (self.flags.contains(ConnFlags::WRITE_BLOCKED) || !had_space)
-            && self.send.has_space(&self.options)
+            && self.has_send_space()
         {
             self.flags.remove(ConnFlags::WRITE_BLOCKED);
             self.flags.insert(ConnFlags::NOTIFY_WRITABLE);

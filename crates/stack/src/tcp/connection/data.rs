@@ -4,7 +4,7 @@
 use tidegate_wire::DropReason;
 
 use super::Connection;
-use crate::tcp::buffers::TcpShared;
+use crate::tcp::buffers::{BufferPool, TcpShared};
 use crate::tcp::flags::ConnFlags;
 use crate::tcp::options::TIMESTAMPS_BYTES;
 use crate::tcp::seq::Seq;
@@ -48,11 +48,15 @@ impl Connection {
         if start.is_after(self.receive.nxt) {
             return self.accept_out_of_order(start, data, shared);
         }
+        let buffer_bytes = self.receive_buffer_bytes();
+        if self.receive.is_growth_due(buffer_bytes) {
+            self.adapt_receive_buffer(now_ns, buffer_bytes, &shared.pool);
+        }
         let had_data = self.readable() > 0;
         let moved_a_gap = self.receive.take_in_order(data, shared)?;
         // RFC 5681 section 4.2: acknowledge at least every second segment, immediately
         // when a gap closes, otherwise with a delay.
-        if moved_a_gap || self.receive.received_since_ack >= 2 * u32::from(self.receive.mss) {
+        if moved_a_gap || self.receive.received_since_ack() >= 2 * u32::from(self.receive.mss) {
             self.acknowledge_now();
         } else {
             self.timers.delay_ack(now_ns);
@@ -62,6 +66,18 @@ impl Connection {
             self.flags.insert(ConnFlags::NOTIFY_READABLE);
         }
         Ok(())
+    }
+
+    /// Adapts the receive buffer of `buffer_bytes` to what the application reads in a round trip
+    /// (dynamic right-sizing). While memory is scarce, the buffer returns to its first size.
+    #[cold]
+    fn adapt_receive_buffer(&mut self, now_ns: u64, buffer_bytes: u32, pool: &BufferPool) {
+        if pool.is_scarce() {
+            self.receive.growth = 0;
+        }
+        let may_grow = buffer_bytes < self.options.max_receive_buffer_bytes
+            && 2 * buffer_bytes as usize <= pool.max_queue_bytes();
+        self.receive.grow_if_fast(now_ns, self.recovery.rtt.min_ns(), may_grow);
     }
 
     fn accept_out_of_order(
@@ -146,9 +162,42 @@ impl Connection {
         let receives =
             matches!(self.state, TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2);
         if receives
-            && self.receive.is_window_update_due(self.options.receive_buffer_bytes, self.readable())
+            && self.receive.is_window_update_due(self.receive_buffer_bytes(), self.readable())
         {
             self.acknowledge_now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::tcp::buffers::ByteQueue;
+    use crate::tcp::segment::FourTuple;
+    use crate::tcp::socket::TcpOptions;
+
+    #[test]
+    fn grown_buffers_return_to_their_first_size_while_memory_is_scarce() {
+        const MIB: usize = 1 << 20;
+        let tuple =
+            FourTuple::new("192.0.2.1:80".parse().unwrap(), "192.0.2.2:4000".parse().unwrap());
+        let options = Arc::new(TcpOptions::default());
+        let mut connection = Connection::new(0, tuple, options, Seq(0), 0);
+        connection.recovery.rtt.sample(0, 100_000_000);
+        let mut pool = BufferPool::new(64 * MIB);
+        for bytes in [2, 4, 8, 8].map(|mib| mib * MIB as u32) {
+            connection.adapt_receive_buffer(0, connection.receive_buffer_bytes(), &pool);
+            assert_eq!(connection.receive_buffer_bytes(), bytes);
+        }
+        let cwnd = 16 * MIB as u32;
+        assert_eq!(connection.options.send_growth(cwnd, pool.max_queue_bytes()), 3);
+
+        let mut full = ByteQueue::EMPTY;
+        assert!(full.reserve(&mut pool, 0, 50 * MIB));
+        connection.adapt_receive_buffer(0, connection.receive_buffer_bytes(), &pool);
+        assert_eq!(connection.receive_buffer_bytes(), MIB as u32);
+        assert_eq!(connection.options.send_growth(cwnd, pool.max_queue_bytes()), 0);
     }
 }

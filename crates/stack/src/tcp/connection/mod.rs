@@ -37,6 +37,8 @@ pub(crate) struct Connection {
     /// Listener that created the connection, until it is accepted.
     pub(crate) listener: Option<TcpListenerId>,
     pub(crate) state: TcpState,
+    /// Number of times that the send buffer was doubled.
+    send_growth: u8,
     pub(crate) options: Arc<TcpOptions>,
     /// Reason of the end, until it was reported to the application.
     pub(crate) failure: Option<Failure>,
@@ -66,6 +68,7 @@ impl Connection {
             links: TableLinks::default(),
             listener: None,
             state: TcpState::Closed,
+            send_growth: 0,
             send: SendState::new(iss, ts_offset, default_mss),
             receive: ReceiveState::new(options.window_shift()),
             recovery: Recovery::new(options.congestion_control, default_mss, iss),
@@ -91,7 +94,25 @@ impl Connection {
     /// Window field of a segment to send. `scaled` is false for a SYN (RFC 7323 section 2.2).
     fn window_field(&mut self, scaled: bool) -> u16 {
         let unread = self.readable();
-        self.receive.window_field(scaled, self.options.receive_buffer_bytes, unread)
+        self.receive.window_field(scaled, self.receive_buffer_bytes(), unread)
+    }
+
+    /// Size of the receive buffer now, in bytes.
+    #[inline]
+    pub(crate) fn receive_buffer_bytes(&self) -> u32 {
+        self.options.grown_receive_buffer(self.receive.growth)
+    }
+
+    /// Size of the send buffer now, in bytes.
+    #[inline]
+    pub(crate) fn send_buffer_bytes(&self) -> u32 {
+        self.options.grown_send_buffer(self.send_growth)
+    }
+
+    /// True when the application may be told that it can write.
+    #[inline]
+    pub(crate) fn has_send_space(&self) -> bool {
+        self.send.has_space(self.send_buffer_bytes())
     }
 
     /// True while the connection holds its four-tuple, by which segments find it.
@@ -116,7 +137,7 @@ impl Connection {
     /// whose peer takes no data gets nothing of the reserve.
     pub(crate) fn appendable_bytes(&self, pool: &BufferPool) -> usize {
         match pool.has_reserve() || !self.is_stalled() {
-            true => self.send.appendable_bytes(&self.options, pool),
+            true => self.send.appendable_bytes(self.send_buffer_bytes(), pool),
             false => 0,
         }
     }

@@ -97,6 +97,7 @@ impl Connection {
             links: TableLinks::default(),
             listener: saved.listener,
             state: saved.state,
+            send_growth: 0,
             recovery: Recovery::restore(now_ns, recovery, options.congestion_control, &send),
             options,
             failure: saved.failure,
@@ -178,7 +179,7 @@ impl Connection {
         let at_eof = self.flags.contains(ConnFlags::FIN_RECEIVED)
             || self.flags.contains(ConnFlags::READ_SHUT);
         let can_write = self.can_send()
-            && self.send.has_space(&self.options)
+            && self.has_send_space()
             && !self.flags.contains(ConnFlags::WAITS_FOR_MEMORY);
         let fin_queued = self.flags.contains(ConnFlags::FIN_QUEUED);
         self.flags.set(ConnFlags::NOTIFY_READABLE, self.readable() > 0 || at_eof || is_closed);

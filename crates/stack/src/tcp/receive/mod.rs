@@ -9,10 +9,12 @@ pub(crate) use out_of_order::OutOfOrderQueue;
 use tidegate_wire::DropReason;
 
 use super::buffers::{BufferPool, ByteQueue, TcpShared};
-use super::identity::whole_seconds;
+use super::identity::{milliseconds, whole_seconds};
 use super::segment::Segment;
 use super::send::DEFAULT_MSS;
 use super::seq::Seq;
+use super::socket::MAX_BUFFER_GROWTH;
+use super::timers::NS_PER_MS;
 
 /// Maximum number of blocks in a SACK option.
 const MAX_SACK_BLOCKS: usize = 4;
@@ -33,8 +35,6 @@ pub(crate) struct ReceiveState {
     pub(crate) out_of_order: Option<Box<OutOfOrderQueue>>,
     /// Duplicate data to report by D-SACK (RFC 2883); empty when there is none.
     pub(crate) dsack_range: (Seq, Seq),
-    /// Bytes received since the last acknowledgement was sent.
-    pub(crate) received_since_ack: u32,
     /// Bytes read by the application since the last acknowledgement was sent.
     pub(crate) read_since_ack: u32,
     pub(crate) last_ack_sent: Seq,
@@ -48,6 +48,12 @@ pub(crate) struct ReceiveState {
     /// Window scale of this side, and of the peer for its own windows (RFC 7323 section 2).
     pub(crate) window_shift: u8,
     pub(crate) peer_window_shift: u8,
+    /// Number of times that the receive buffer was doubled.
+    pub(crate) growth: u8,
+    /// Number of the first byte that counts for the next growth, and the millisecond in which the
+    /// application had read all before (wraps).
+    measured_seq: Seq,
+    measured_ms: u16,
 }
 
 /// Snapshot of a [`ReceiveState`].
@@ -63,8 +69,8 @@ pub(crate) struct ReceiveSnapshot {
     /// Out-of-order data with its start; most recently updated last.
     pub(crate) out_of_order: Vec<(Seq, Vec<u8>)>,
     dsack_range: (Seq, Seq),
-    received_since_ack: u32,
     read_since_ack: u32,
+    growth: u8,
     rcv_mss: u16,
     acks_owed: u8,
     last_ack_sent: Seq,
@@ -84,7 +90,6 @@ impl ReceiveState {
             queue: ByteQueue::EMPTY,
             out_of_order: None,
             dsack_range: (Seq(0), Seq(0)),
-            received_since_ack: 0,
             read_since_ack: 0,
             last_ack_sent: Seq(0),
             ts_recent: 0,
@@ -93,6 +98,9 @@ impl ReceiveState {
             acks_owed: 0,
             window_shift,
             peer_window_shift: 0,
+            growth: 0,
+            measured_seq: Seq(0),
+            measured_ms: 0,
         }
     }
 
@@ -102,6 +110,32 @@ impl ReceiveState {
         self.read_seq = self.nxt;
         self.edge = self.nxt;
         self.last_ack_sent = self.nxt;
+        self.measured_seq = self.nxt;
+    }
+
+    /// Sequence numbers received in order since the last acknowledgement was sent.
+    #[inline]
+    pub(crate) fn received_since_ack(&self) -> u32 {
+        self.nxt.since(self.last_ack_sent)
+    }
+
+    /// True once the application has read at least half a buffer of `buffer_bytes` since the last
+    /// [`ReceiveState::grow_if_fast`].
+    #[inline]
+    pub(crate) fn is_growth_due(&self, buffer_bytes: u32) -> bool {
+        self.read_seq.since(self.measured_seq) >= buffer_bytes / 2
+    }
+
+    /// Doubles the buffer if the application took at most a round trip to read half of it: then the
+    /// window may limit the peer. `may_grow` is false where memory or the options forbid growth.
+    pub(crate) fn grow_if_fast(&mut self, now_ns: u64, min_rtt_ns: u64, may_grow: bool) {
+        let now_ms = milliseconds(now_ns) as u16;
+        // At most this time, since both clock readings are rounded down.
+        let took_ms = u64::from(now_ms.wrapping_sub(self.measured_ms)) + 1;
+        (self.measured_seq, self.measured_ms) = (self.read_seq, now_ms);
+        if may_grow && took_ms * NS_PER_MS <= min_rtt_ns && self.growth < MAX_BUFFER_GROWTH {
+            self.growth += 1;
+        }
     }
 
     /// Receive window in bytes (RCV.WND).
@@ -232,7 +266,6 @@ impl ReceiveState {
             }
         }
         self.nxt = nxt;
-        self.received_since_ack = self.received_since_ack.saturating_add(data.len() as u32);
         Ok(had_out_of_order)
     }
 
@@ -297,7 +330,6 @@ impl ReceiveState {
     #[inline]
     pub(crate) fn on_ack_sent(&mut self) {
         self.acks_owed = self.acks_owed.saturating_sub(1);
-        self.received_since_ack = 0;
         self.read_since_ack = 0;
         self.last_ack_sent = self.nxt;
     }
@@ -323,8 +355,8 @@ impl ReceiveState {
             data: self.queue.copy_bytes(pool, 0, unread),
             out_of_order: gaps.flat_map(|gaps| gaps.ranges_by_recency().map(copy_range)).collect(),
             dsack_range: self.dsack_range,
-            received_since_ack: self.received_since_ack,
             read_since_ack: self.read_since_ack,
+            growth: self.growth,
             rcv_mss: self.mss,
             acks_owed: self.acks_owed,
             last_ack_sent: self.last_ack_sent,
@@ -349,7 +381,6 @@ impl ReceiveState {
             queue,
             out_of_order: None,
             dsack_range: saved.dsack_range,
-            received_since_ack: saved.received_since_ack,
             read_since_ack: saved.read_since_ack,
             last_ack_sent: saved.last_ack_sent,
             ts_recent: saved.ts_recent,
@@ -358,6 +389,9 @@ impl ReceiveState {
             acks_owed: saved.acks_owed,
             window_shift,
             peer_window_shift: saved.peer_window_shift,
+            growth: saved.growth.min(MAX_BUFFER_GROWTH),
+            measured_seq: saved.read,
+            measured_ms: milliseconds(now_ns) as u16,
         }
     }
 }
