@@ -55,6 +55,9 @@ const NEW_RENO: u64 = 1 << 4;
 const HOP_LIMIT: u64 = 1 << 5;
 const KEEPALIVE: u64 = 1 << 6;
 const USER_TIMEOUT: u64 = 1 << 7;
+/// Bits of the last word, above the user timeout: buffers that do not grow.
+const FIXED_SEND_BUFFER: u64 = 1 << 32;
+const FIXED_RECEIVE_BUFFER: u64 = 1 << 33;
 
 const UDP_DUAL_STACK: u64 = 1;
 const UDP_REUSE_ADDRESS: u64 = 1 << 1;
@@ -71,10 +74,13 @@ fn halves(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
 
-/// Encodes TCP options without their owner, which the daemon sets from the peer credentials.
+/// Encodes TCP options without their owner, which the daemon sets from the peer credentials. The
+/// limits to which buffers grow are the default, or none.
 pub(super) fn tcp_options_to_words(options: &TcpOptions) -> [u64; TCP_OPTIONS_WORDS] {
     let flag = |set: bool, bit| if set { bit } else { 0 };
     let keepalive = options.keepalive.unwrap_or_default();
+    let is_send_fixed = options.max_send_buffer_bytes <= options.send_buffer_bytes;
+    let is_receive_fixed = options.max_receive_buffer_bytes <= options.receive_buffer_bytes;
     let head = flag(options.no_delay, NO_DELAY)
         | flag(options.ecn, ECN)
         | flag(options.dual_stack, DUAL_STACK)
@@ -91,7 +97,9 @@ pub(super) fn tcp_options_to_words(options: &TcpOptions) -> [u64; TCP_OPTIONS_WO
         head,
         pair(options.send_buffer_bytes, options.receive_buffer_bytes),
         pair(keepalive.idle_ms, keepalive.interval_ms),
-        options.user_timeout_ms.unwrap_or(0).into(),
+        u64::from(options.user_timeout_ms.unwrap_or(0))
+            | flag(is_send_fixed, FIXED_SEND_BUFFER)
+            | flag(is_receive_fixed, FIXED_RECEIVE_BUFFER),
     ]
 }
 
@@ -133,9 +141,21 @@ pub(super) fn tcp_options_from_words(words: [u64; TCP_OPTIONS_WORDS]) -> TcpOpti
         true => CongestionControl::NewReno,
         false => CongestionControl::Cubic,
     };
+    let default = TcpOptions::default();
+    let max = |fixed, size: u32, max| if user_timeout & fixed == 0 { size.max(max) } else { size };
     TcpOptions::default()
         .send_buffer_bytes(send_buffer_bytes)
+        .max_send_buffer_bytes(max(
+            FIXED_SEND_BUFFER,
+            send_buffer_bytes,
+            default.max_send_buffer_bytes,
+        ))
         .receive_buffer_bytes(receive_buffer_bytes)
+        .max_receive_buffer_bytes(max(
+            FIXED_RECEIVE_BUFFER,
+            receive_buffer_bytes,
+            default.max_receive_buffer_bytes,
+        ))
         .receive_low_water_bytes((head >> 32) as u32)
         .no_delay(has(NO_DELAY))
         .ecn(has(ECN))
