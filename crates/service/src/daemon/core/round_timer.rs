@@ -60,10 +60,13 @@ impl RoundTimer {
     }
 
     fn now(&self) -> Option<Moment> {
+        // The end of the system call is where other threads get the processor: with the time read
+        // after it, their turn would count as part of the round.
+        let at = Instant::now();
         let mut text = [0; 64];
         let len = self.scheduling.read_at(&mut text, 0).ok()?;
         let delay_ns = delay_ns(std::str::from_utf8(&text[..len]).ok()?)?;
-        Some(Moment { at: Instant::now(), delay_ns })
+        Some(Moment { at, delay_ns })
     }
 }
 
