@@ -51,7 +51,6 @@ impl GroMaxSizes {
     }
 
     /// Sizes no larger than `bytes`.
-    #[cfg(feature = "packet")]
     pub(crate) fn limited_to(self, bytes: u32) -> Self {
         Self { v6: self.v6.min(bytes), v4: self.v4.min(bytes) }
     }
