@@ -135,7 +135,9 @@ impl Host {
 
     /// `getsockopt`: the bytes of the value.
     pub fn option(&mut self, fd: i32, level: i32, name: i32) -> Result<Vec<u8>, Errno> {
+        let keepalive = self.profile.keepalive();
         let socket = self.socket(fd)?.clone();
+        let keepalive = socket.options.keepalive.unwrap_or(keepalive);
         let options = socket.options;
         let number = |value: u32| Ok(value.to_ne_bytes().to_vec());
         let connection = match socket.endpoint {
@@ -159,6 +161,9 @@ impl Host {
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
                 number(options.user_timeout_ms.unwrap_or(0))
             }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => number(keepalive.idle_ms / 1000),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => number(keepalive.interval_ms / 1000),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => number(keepalive.probes.into()),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
                 let info = connection.and_then(|id| self.stack.tcp_info(id));
                 number(info.map_or(536, |info| info.mss_bytes.into()))
