@@ -6,12 +6,12 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use tidegate_stack::{Shutdown, TcpError, TcpId, TcpState};
 
 use crate::errno::{self, Errno};
-use crate::host::{Endpoint, Host, Socket};
+use crate::host::{Endpoint, Socket, VirtualHost};
 
 /// Result of a call: its return value or an error number.
 pub type Outcome = Result<i64, Errno>;
 
-impl Host {
+impl VirtualHost {
     /// The socket behind a descriptor.
     pub fn socket(&mut self, fd: i32) -> Result<&mut Socket, Errno> {
         self.sockets.get_mut(&fd).ok_or(libc::EBADF)

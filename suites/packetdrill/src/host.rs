@@ -60,7 +60,7 @@ pub struct Socket {
 }
 
 /// Stack, clock and sockets.
-pub struct Host {
+pub struct VirtualHost {
     pub stack: Stack,
     pub arena: Arena,
     pub now_ns: u64,
@@ -74,7 +74,7 @@ pub struct Host {
     states: String,
 }
 
-impl Host {
+impl VirtualHost {
     /// Creates a host with the addresses that `scripts/packetdrill` passes to packetdrill.
     pub fn new(profile: Profile) -> Self {
         let cidr = |text: &str| text.parse().expect("a valid prefix");

@@ -14,10 +14,10 @@ use libc::{iovec, msghdr, pollfd, sockaddr, socklen_t, timeval};
 use crate::address;
 use crate::calls::Outcome;
 use crate::errno::Errno;
-use crate::host::Host;
+use crate::host::VirtualHost;
 use crate::profile::Profile;
 
-static HOST: Mutex<Option<Host>> = Mutex::new(None);
+static HOST: Mutex<Option<VirtualHost>> = Mutex::new(None);
 static CHANGED: Condvar = Condvar::new();
 /// A call has blocked before: other threads get time to act before the clock advances.
 static HAS_BLOCKED: AtomicBool = AtomicBool::new(false);
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(
         // SAFETY: the caller passes a C string.
         false => unsafe { CStr::from_ptr(flags) }.to_string_lossy().into_owned(),
     };
-    *lock() = Some(Host::new(Profile::parse(&flags)));
+    *lock() = Some(VirtualHost::new(Profile::parse(&flags)));
     let table = Interface {
         userdata: std::ptr::null_mut(),
         free,
@@ -121,12 +121,12 @@ pub unsafe extern "C" fn packetdrill_interface_init(
     unsafe { interface.write(table) };
 }
 
-fn lock() -> MutexGuard<'static, Option<Host>> {
+fn lock() -> MutexGuard<'static, Option<VirtualHost>> {
     HOST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn host(guard: &mut MutexGuard<'static, Option<Host>>) -> &'static mut Host {
-    let host: *mut Host = guard.as_mut().expect("packetdrill has initialized the library");
+fn host(guard: &mut MutexGuard<'static, Option<VirtualHost>>) -> &'static mut VirtualHost {
+    let host: *mut VirtualHost = guard.as_mut().expect("packetdrill has initialized the library");
     // SAFETY: the host is never dropped before the process ends, and the caller holds the lock.
     unsafe { &mut *host }
 }
@@ -138,7 +138,7 @@ fn give_up(reason: &str) -> ! {
 }
 
 /// Makes a call that does not block.
-fn now(call: impl FnOnce(&mut Host) -> Outcome) -> i64 {
+fn now(call: impl FnOnce(&mut VirtualHost) -> Outcome) -> i64 {
     let mut guard = lock();
     let host = host(&mut guard);
     host.calls += 1;
@@ -156,7 +156,7 @@ fn returned(outcome: Outcome) -> i64 {
 }
 
 /// Repeats a call until it does not return `EAGAIN`, unless the socket is non-blocking.
-fn blocking(fd: c_int, flags: c_int, mut call: impl FnMut(&mut Host) -> Outcome) -> i64 {
+fn blocking(fd: c_int, flags: c_int, mut call: impl FnMut(&mut VirtualHost) -> Outcome) -> i64 {
     let mut guard = lock();
     host(&mut guard).calls += 1;
     let mut quiet_rounds = 0;

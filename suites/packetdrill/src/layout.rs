@@ -11,7 +11,7 @@ use crate::profile::System;
 
 /// Options of one segment, each as its bytes without padding.
 #[derive(Default)]
-struct Parts {
+struct OptionParts {
     mss: Vec<u8>,
     scale: Vec<u8>,
     sack_permitted: Vec<u8>,
@@ -19,7 +19,7 @@ struct Parts {
     sack: Vec<u8>,
 }
 
-impl Parts {
+impl OptionParts {
     fn parse(header: &TcpHeader, segment: &[u8]) -> Option<Self> {
         let mut parts = Self::default();
         for option in header.options(segment) {
@@ -107,7 +107,7 @@ fn reorder_known(packet: &[u8], system: System) -> Option<Vec<u8>> {
     };
     let segment = &packet[ip_bytes..];
     let (header, _) = TcpHeader::parse(segment).ok()?;
-    let parts = Parts::parse(&header, segment)?;
+    let parts = OptionParts::parse(&header, segment)?;
     let options = match system {
         System::Linux => parts.linux(),
         System::FreeBsd => parts.freebsd(),

@@ -4,7 +4,7 @@ use tidegate_stack::{CongestionControl, Keepalive, TcpInfo, TcpState};
 
 use crate::calls::Outcome;
 use crate::errno::{self, Errno};
-use crate::host::{Endpoint, Host, Socket};
+use crate::host::{Endpoint, Socket, VirtualHost};
 use crate::profile::System;
 
 const TCP_CC_INFO: i32 = 26;
@@ -56,7 +56,7 @@ fn tcp_info_bytes(info: &TcpInfo) -> Vec<u8> {
     bytes
 }
 
-impl Host {
+impl VirtualHost {
     /// `setsockopt`.
     pub fn set_option(&mut self, fd: i32, level: i32, name: i32, value: &[u8]) -> Outcome {
         let is_linux = self.profile.system == System::Linux;
