@@ -325,6 +325,13 @@ impl Stack {
         self.tcp.lingering()
     }
 
+    /// Iterates over all connections, whether their handles were closed or not: local address and
+    /// state.
+    #[inline]
+    pub fn tcp_states(&self) -> impl Iterator<Item = (SocketAddr, TcpState)> {
+        self.tcp.states()
+    }
+
     /// Sends pending segments of all connections, as far as the transmit queue and the arena have
     /// space. The stack calls this at the end of each burst. Without a burst, call it after
     /// [`Stack::tcp_send_unflushed`] and [`Stack::tcp_recv_unflushed`].

@@ -578,4 +578,9 @@ impl TcpTable {
             Some((TcpId { index, generation }, local, *connection.options))
         })
     }
+
+    /// Implements [`crate::Stack::tcp_states`].
+    pub(crate) fn states(&self) -> impl Iterator<Item = (SocketAddr, TcpState)> {
+        self.connections.iter().map(|connection| (connection.tuple.local(), connection.state))
+    }
 }

@@ -53,7 +53,15 @@ impl Connection {
             self.adapt_receive_buffer(now_ns, buffer_bytes, &shared.pool);
         }
         let had_data = self.readable() > 0;
+        // RFC 2883 section 4: only the first duplicate part of a segment is reported.
+        let duplicate = match skipped {
+            0 => self.receive.first_duplicate(start, end),
+            _ => None,
+        };
         let moved_a_gap = self.receive.take_in_order(data, shared)?;
+        if let Some((start, end)) = duplicate {
+            self.record_dsack_range(start, end);
+        }
         // RFC 5681 section 4.2: acknowledge at least every second segment, immediately
         // when a gap closes, otherwise with a delay.
         if moved_a_gap || self.receive.received_since_ack() >= 2 * u32::from(self.receive.mss) {
@@ -94,9 +102,16 @@ impl Connection {
         }
         if self.receive.has_beyond_gap(start, end) {
             self.record_dsack_range(start, end);
+            // RFC 2883 section 4: the block that holds the duplicate comes second.
+            self.receive.note_recent(start);
             return Ok(());
         }
-        self.receive.take_out_of_order(start, data, shared)
+        let duplicate = self.receive.first_duplicate(start, end);
+        self.receive.take_out_of_order(start, data, shared)?;
+        if let Some((start, end)) = duplicate {
+            self.record_dsack_range(start, end);
+        }
+        Ok(())
     }
 
     /// Records a duplicate range, so that the peer learns of its needless retransmission

@@ -274,6 +274,19 @@ impl ReceiveState {
         self.out_of_order.as_ref().is_some_and(|gaps| gaps.contains(start, end))
     }
 
+    /// First part of `start..end` that lies beyond a gap and was received already.
+    #[inline]
+    pub(crate) fn first_duplicate(&self, start: Seq, end: Seq) -> Option<(Seq, Seq)> {
+        self.out_of_order.as_ref()?.first_duplicate(start, end)
+    }
+
+    /// Moves the range that holds `start` to the front of the SACK blocks.
+    pub(crate) fn note_recent(&mut self, start: Seq) {
+        if let Some(queue) = &mut self.out_of_order {
+            queue.note_recent(start);
+        }
+    }
+
     /// Takes in data beyond a gap.
     ///
     /// # Errors

@@ -62,6 +62,13 @@ impl OutOfOrderQueue {
         self.range_of(start).is_some_and(|range| end.is_at_or_before(range.1))
     }
 
+    /// First part of `start..end` that was received already.
+    pub(super) fn first_duplicate(&self, start: Seq, end: Seq) -> Option<(Seq, Seq)> {
+        let first = self.ranges.partition_point(|range| range.1.is_at_or_before(start));
+        let range = self.ranges.get(first).filter(|range| range.0.is_before(end))?;
+        Some((range.0.max(start), range.1.min(end)))
+    }
+
     /// Records a range as received.
     pub(super) fn insert(&mut self, start: Seq, end: Seq) {
         self.note_recent(start);
@@ -75,7 +82,7 @@ impl OutOfOrderQueue {
     }
 
     /// Puts `start` in front of the recent numbers, in place of an older number of the same range.
-    fn note_recent(&mut self, start: Seq) {
+    pub(super) fn note_recent(&mut self, start: Seq) {
         let range = self.range_of(start);
         let is_replaced =
             |known: &Option<Seq>| known.is_none_or(|known| self.range_of(known) == range);
