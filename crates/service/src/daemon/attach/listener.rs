@@ -26,8 +26,12 @@ use crate::ipc::handshake::send_refusal;
 const MAX_PENDING_HANDSHAKES: usize = 256;
 /// Maximum number of such connections of one user.
 const MAX_PENDING_PER_USER: usize = MAX_PENDING_HANDSHAKES / 4 * 3;
-/// Maximum number of connections accepted in a row.
-const MAX_ACCEPTS: usize = 64;
+/// Maximum number of connections accepted in each [`ACCEPT_INTERVAL`]: a user that connects as fast
+/// as possible costs the processor little, where network cores may run.
+const MAX_ACCEPTS: u32 = 16;
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
+/// Minimum time between two lines about connections that the listener rejects.
+const REJECTION_LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between checks for finished jobs while no connection is accepted.
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit for the workers' jobs before an upgrade.
@@ -92,18 +96,28 @@ struct Listener<'l> {
     /// Maximum number of unfinished jobs of the workers with which connections are accepted.
     max_jobs: usize,
     accept_pause: AcceptPause,
+    rejections: RejectionLog,
 }
 
-/// Pause after a failure to accept: without a free descriptor the connection stays in the backlog,
-/// and would be found again at once.
+/// Pauses in accepting: after many connections, and after a failure. Without a free descriptor the
+/// connection stays in the backlog, and would be found again at once.
 #[derive(Default)]
 struct AcceptPause {
     end: Option<Instant>,
+    has_failed: bool,
+    /// Begin of the interval in which accepted connections are counted, and their number.
+    interval_began: Option<Instant>,
+    accepted: u32,
 }
 
 impl AcceptPause {
     fn is_over(&self, now: Instant) -> bool {
-        self.end.is_none_or(|end| now >= end)
+        self.time_left(now).is_none()
+    }
+
+    /// Rest of the pause; `None` if there is no pause.
+    fn time_left(&self, now: Instant) -> Option<Duration> {
+        Some(self.end?.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }
 
     /// Begins a pause unless nothing is wrong. Returns true for the first failure in a row.
@@ -112,11 +126,47 @@ impl AcceptPause {
         if matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) {
             return false;
         }
-        self.end.replace(now + BUSY_RETRY_INTERVAL).is_none()
+        self.end = Some(now + BUSY_RETRY_INTERVAL);
+        !std::mem::replace(&mut self.has_failed, true)
     }
 
-    fn on_accepted(&mut self) {
-        self.end = None;
+    /// Counts a connection; begins a pause when the interval has had its share.
+    fn on_accepted(&mut self, now: Instant) {
+        (self.end, self.has_failed) = (None, false);
+        let began = match self.interval_began {
+            Some(began) if now < began + ACCEPT_INTERVAL => began,
+            _ => {
+                self.accepted = 0;
+                *self.interval_began.insert(now)
+            }
+        };
+        self.accepted += 1;
+        if self.accepted >= MAX_ACCEPTS {
+            self.end = Some(began + ACCEPT_INTERVAL);
+        }
+    }
+}
+
+/// Log of connections that the listener rejects: a line at most in each
+/// [`REJECTION_LOG_INTERVAL`], so that nobody floods the log.
+#[derive(Default)]
+struct RejectionLog {
+    next: Option<Instant>,
+    suppressed: u64,
+}
+
+impl RejectionLog {
+    /// Line about a rejected connection; `None` if it has to wait.
+    fn line(&mut self, now: Instant, error: &io::Error) -> Option<String> {
+        if self.next.is_some_and(|next| now < next) {
+            self.suppressed += 1;
+            return None;
+        }
+        self.next = Some(now + REJECTION_LOG_INTERVAL);
+        Some(match std::mem::take(&mut self.suppressed) {
+            0 => format!("a connection was rejected: {error}"),
+            more => format!("a connection was rejected, and {more} before it: {error}"),
+        })
     }
 }
 
@@ -149,6 +199,7 @@ impl<'l> Listener<'l> {
             heap_trim: HeapTrim::new(Instant::now()),
             max_jobs,
             accept_pause: AcceptPause::default(),
+            rejections: RejectionLog::default(),
         })
     }
 
@@ -204,7 +255,8 @@ impl<'l> Listener<'l> {
         }
         let pending =
             self.pending.front().map(|first| HANDSHAKE_TIMEOUT - now.duration_since(first.since));
-        let busy = (!self.may_accept(now)).then_some(BUSY_RETRY_INTERVAL);
+        let pause = self.accept_pause.time_left(now).unwrap_or(BUSY_RETRY_INTERVAL);
+        let busy = (!self.may_accept(now)).then_some(pause);
         let timeout = pending.into_iter().chain(self.heap_trim.time_left(now)).chain(busy).min();
         timeout.map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
@@ -239,10 +291,7 @@ impl<'l> Listener<'l> {
 
     /// Accepts connections that wait. Those that keep coming have their turn after the handshakes.
     fn accept(&mut self, now: Instant) {
-        for _ in 0..MAX_ACCEPTS {
-            if !self.may_accept(now) {
-                return;
-            }
+        while self.may_accept(now) {
             let connection = match self.socket.listener.accept() {
                 Ok((connection, _)) => connection,
                 Err(error) => {
@@ -252,7 +301,7 @@ impl<'l> Listener<'l> {
                     return;
                 }
             };
-            self.accept_pause.on_accepted();
+            self.accept_pause.on_accepted(now);
             let peer = Peer::of(&connection);
             // The process has sent descriptors already, perhaps.
             let uid = peer.as_ref().map_or(NOBODY, |peer| peer.uid);
@@ -262,7 +311,8 @@ impl<'l> Listener<'l> {
                     self.pending.push_back(PendingConnection { connection, peer, since: now });
                 }
                 Err(error) => {
-                    (self.handler.log)(&format!("a connection was rejected: {error}"));
+                    let line = self.rejections.line(now, &error);
+                    line.into_iter().for_each(|line| (self.handler.log)(&line));
                     connection.run(move |connection| {
                         // The peer may be gone.
                         let _ = send_refusal(connection.as_fd(), &error.to_string());
@@ -313,8 +363,41 @@ mod tests {
             let later = now + BUSY_RETRY_INTERVAL;
             assert!(pause.is_over(later) && !pause.on_error(later, &full.into()));
             assert!(!pause.is_over(later));
-            pause.on_accepted();
+            pause.on_accepted(now);
             assert!(pause.is_over(now));
         }
+    }
+
+    #[test]
+    fn connections_are_accepted_at_a_limited_rate() {
+        let (mut pause, began) = (AcceptPause::default(), Instant::now());
+        let mut accepted = 0;
+        for step in 0..100 {
+            let now = began + step * ACCEPT_INTERVAL / 10;
+            while pause.is_over(now) {
+                pause.on_accepted(now);
+                accepted += 1;
+            }
+            assert!(pause.time_left(now).is_some_and(|left| left <= ACCEPT_INTERVAL));
+        }
+        assert_eq!(accepted, 10 * MAX_ACCEPTS);
+        // Few connections are accepted at once.
+        let now = began + 20 * ACCEPT_INTERVAL;
+        assert_eq!(pause.time_left(now), None);
+        pause.on_accepted(now);
+        assert!(pause.is_over(now));
+    }
+
+    #[test]
+    fn rejected_connections_do_not_flood_the_log() {
+        let (mut log, now) = (RejectionLog::default(), Instant::now());
+        let error = io::Error::other("too many");
+        assert!(log.line(now, &error).unwrap().ends_with("rejected: too many"));
+        assert!((0..7).all(|_| log.line(now, &error).is_none()));
+        let line = log.line(now + REJECTION_LOG_INTERVAL, &error).unwrap();
+        assert!(line.contains("and 7 before it: too many"), "{line}");
+        assert!(
+            log.line(now + 2 * REJECTION_LOG_INTERVAL, &error).unwrap().contains("rejected: t")
+        );
     }
 }
