@@ -8,6 +8,7 @@ mod active_apps;
 mod app_events;
 mod commands;
 pub(super) mod cores;
+mod ending;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod idle;
@@ -34,6 +35,7 @@ use tidegate_engine::{CpuContention, PriorityBoost, WakeFds, shorten_time_slice}
 use self::active_apps::ActiveApps;
 use self::app_events::AppEvents;
 use self::cores::Cores;
+use self::ending::EndingApps;
 use self::inbox::Inbox;
 use self::load::LoadMeter;
 use self::message::CoreMessage;
@@ -76,6 +78,8 @@ pub(super) struct NetworkCore {
     /// Other threads had the processor since the last round. If they were applications, they
     /// have left commands.
     contention: Option<CpuContention>,
+    /// Detached applications whose sockets have not all ended.
+    ending: EndingApps,
     /// Data that this round takes from each application.
     shares: RoundShares,
     /// Timer of the rounds, if they are measured.
@@ -132,6 +136,7 @@ impl NetworkCore {
             load_windows: 0,
             next_check_ns: server.engine.read_clock(),
             contention: None,
+            ending: EndingApps::default(),
             shares: RoundShares::default(),
             rounds: None,
             boost: PriorityBoost::default(),
@@ -164,6 +169,7 @@ impl NetworkCore {
         for number in 0..self.apps.len() {
             self.detach(number as AppNumber);
         }
+        self.end_all_sockets();
         self.server.engine.flush()?;
         Ok(None)
     }
@@ -207,7 +213,9 @@ impl NetworkCore {
         if let Some(contention) = contention.filter(|found| found.is_cpu_bound || !left_commands) {
             self.server.engine.on_cpu_contention(contention);
         }
-        let is_busy = messages + received + events + commands > 0 || self.has_more;
+        self.end_sockets();
+        let has_more = self.has_more || !self.ending.is_empty();
+        let is_busy = messages + received + events + commands > 0 || has_more;
         self.meter.set_busy(is_busy);
         if is_busy {
             self.check_periodically();

@@ -2,9 +2,8 @@
 //! break the protocol.
 
 use super::NetworkCore;
-use super::server::SocketServer;
 use crate::daemon::application::ProtocolError;
-use crate::daemon::ids::{AppNumber, SocketKey};
+use crate::daemon::ids::AppNumber;
 use crate::ipc::layout::COMMAND_RING_SLOTS;
 
 /// Interval between checks for exited applications while the core is busy.
@@ -70,7 +69,7 @@ impl NetworkCore {
             if command.requested_port().is_some() && !self.is_reaping {
                 // A restarted server finds its port free.
                 self.reap_except(Some(number));
-                if self.query_port(number, command) {
+                if self.wait_for_endings(number, command) || self.query_port(number, command) {
                     continue;
                 }
             }
@@ -96,31 +95,6 @@ impl NetworkCore {
             (self.log)(&format!("{} was evicted: {why}", app.identity));
         }
         self.detach(number);
-    }
-
-    /// Detaches an application and ends its sockets. Data of sockets it has closed before still
-    /// goes out, as far as the stack has space for it.
-    pub(in crate::daemon) fn detach(&mut self, number: AppNumber) {
-        self.unwatch(number);
-        let Some(mut app) = self.apps.get_mut(number as usize).and_then(Option::take) else {
-            return;
-        };
-        let all: Vec<SocketKey> = app.sockets().map(|(_, key)| key).collect();
-        for key in all {
-            let SocketServer { engine, sockets, .. } = &mut self.server;
-            let Some(socket) = sockets.get_mut(key) else { continue };
-            if socket.holders().len() > 1 {
-                self.server.leave_socket(number, &mut app, key);
-                // The application may have written data without a notification.
-                self.poll_socket(key);
-                continue;
-            }
-            let is_done = socket.poll_finally(engine);
-            self.server.end_socket(key, !is_done);
-        }
-        self.free_ended_sockets();
-        self.cores.load(self.index).remove_applications(1);
-        self.cores.detach_bell().ring();
     }
 
     /// Reaps an exited application: executes its remaining commands, then detaches it.

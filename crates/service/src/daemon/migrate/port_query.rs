@@ -31,6 +31,7 @@ impl NetworkCore {
             return self.forward_query(query);
         }
         self.reap_except(None);
+        self.end_all_sockets();
         self.handle_events();
         self.server.release_closed();
         // The work so far was due in any case.
