@@ -190,7 +190,7 @@ fn serves_when_descriptors_run_out() {
     let folder = root();
     let root = folder.path().to_str().unwrap();
     let testbed = Testbed::shared();
-    let server = testbed.start(&["http", "--io", "kernel", "--root", root]);
+    let server = testbed.start(&["http", "--io", "kernel", "--root", root, "--user", "root"]);
     let pid = server.pid().to_string();
     // Lower than what the server has found when it started.
     testbed.tool("prlimit", &["--pid", &pid, "--nofile=60:60"]);

@@ -55,7 +55,11 @@ fn killed_and_stopped_servers_leave_nothing_behind() {
         return;
     }
     let trials = std::env::var("TIDEGATE_TEST_TRIALS").unwrap_or_else(|_| "3".to_owned());
-    let arguments = ["lab", "hostile", "--trials", &trials, "--limit-ms", "60000", "--json", "-"];
+    let arguments = [
+        &["lab", "hostile", "--part", "left-behind", "--trials", &trials][..],
+        &["--limit-ms", "60000", "--json", "-"],
+    ]
+    .concat();
     let output = support::tidegate(&arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
