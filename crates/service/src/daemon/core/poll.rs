@@ -67,27 +67,31 @@ impl NetworkCore {
     pub(super) fn poll_queued(&mut self, is_idle: bool) -> usize {
         self.has_more = false;
         let (mut count, (_, _, now_ns)) = (0, self.server.engine.parts());
-        let mut waiting = Vec::new();
-        for key in std::mem::take(&mut self.poll_queue) {
+        let mut queue = std::mem::take(&mut self.poll_queue);
+        // Keeps the sockets that wait.
+        queue.retain(|&key| {
             let is_paused = !is_idle
                 && self.limits_shares
                 && self
                     .limited_holder(key)
                     .is_some_and(|app| app.cpu_share.paused_until(now_ns).is_some());
             if is_paused {
-                waiting.push(key);
-            } else if self.has_taken_share(key) {
+                return true;
+            }
+            if self.has_taken_share(key) {
                 self.has_more = true;
-                waiting.push(key);
-            } else if let Some(socket) = self.server.sockets.get_mut(key) {
+                return true;
+            }
+            if let Some(socket) = self.server.sockets.get_mut(key) {
                 socket.in_poll_queue = false;
                 count += 1;
                 self.poll_and_charge(key);
             }
-        }
+            false
+        });
         // Sockets that had no turn come before those that want another.
-        waiting.append(&mut self.poll_queue);
-        self.poll_queue = waiting;
+        queue.append(&mut self.poll_queue);
+        self.poll_queue = queue;
         count
     }
 
