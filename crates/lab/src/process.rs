@@ -1,7 +1,9 @@
 //! Servers as child processes: start, readiness, stop.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
@@ -28,6 +30,13 @@ pub(crate) fn setpriv_arguments(core: usize) -> [String; 5] {
     ["--pdeathsig", "TERM", "taskset", "-c", &core.to_string()].map(str::to_owned)
 }
 
+/// Command that runs the program which its further arguments name, with standard error at the end of
+/// the file `log`. `shell` runs `sh` where the program is to run.
+pub(crate) fn log_to(mut shell: Command, log: &Path) -> Command {
+    shell.args(["-c", r#"log=$1; shift; exec "$@" 2>>"$log""#, "sh"]).arg(log);
+    shell
+}
+
 /// A server process, stopped on drop.
 #[derive(Debug)]
 pub struct ServerProcess {
@@ -49,6 +58,23 @@ impl ServerProcess {
         let stdout = child.stdout.take();
         let output = stdout.map(|stdout| thread::spawn(move || read_output(stdout, &ready)));
         Ok(Self { name: name.to_owned(), child, first_line, output })
+    }
+
+    /// Starts a command of [`log_to`] and waits for its first line. An error quotes the log.
+    ///
+    /// # Errors
+    /// As [`ServerProcess::start`] and [`ServerProcess::wait_for_first_line`].
+    pub(crate) fn start_logged(
+        name: &str,
+        command: &mut Command,
+        log: &Path,
+    ) -> Result<Self, LabError> {
+        let mut process = Self::start(name, command)?;
+        process.wait_for_first_line().map_err(|error| {
+            let text = fs::read_to_string(log).unwrap_or_default();
+            LabError::Config(format!("{error}: {}", text.trim()))
+        })?;
+        Ok(process)
     }
 
     /// The process id.

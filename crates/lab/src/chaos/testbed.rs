@@ -15,7 +15,7 @@ use tidegate_service::daemon::DaemonReport;
 use super::peers;
 use crate::livelock::test_case::own_executable;
 use crate::netns::{VethConfig, VethPair};
-use crate::process::ServerProcess;
+use crate::process::{ServerProcess, log_to};
 use crate::{LabError, cpu};
 
 /// Addresses of the kernel's side and of the daemon's side: IPv4, then IPv6.
@@ -99,20 +99,15 @@ impl ChaosTestbed {
         let core = if cpu::available_cores() > OTHER_CORE { DAEMON_CORE } else { 0 };
         // The daemon logs each application that attaches or leaves.
         let log = self.folder.path().join("daemon.log");
-        let script = r#"log=$1; shift; exec "$@" 2>>"$log""#;
-        let mut command = self.pair.b.namespace.command_on_core(core, "sh");
-        command.args(["-c", script, "sh"]).arg(&log).arg(own_executable()?);
+        let mut command = log_to(self.pair.b.namespace.command_on_core(core, "sh"), &log);
+        command.arg(own_executable()?);
         command.args(["daemon", "--cores", "1", "--no-hugepages"]);
         command.args(["--iface", &self.pair.b.device, "--socket-mode", "600", "--socket"]);
         command.arg(self.socket());
         for (family, prefix) in PREFIX_BITS.iter().enumerate() {
             command.args(["--address", &format!("{}/{prefix}", daemon_address(family))]);
         }
-        let mut daemon = ServerProcess::start("the daemon", &mut command)?;
-        daemon.wait_for_first_line().map_err(|error| {
-            let log_text = fs::read_to_string(&log).unwrap_or_default();
-            LabError::Config(format!("{error}: {}", log_text.trim()))
-        })?;
+        let daemon = ServerProcess::start_logged("the daemon", &mut command, &log)?;
         *self.daemon() = Some(daemon);
         Ok(())
     }

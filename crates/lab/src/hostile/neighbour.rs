@@ -1,7 +1,6 @@
 //! Attackers that are attached to a daemon, beside an honest neighbour: a server that answers
 //! 10,000 requests/s.
 
-use std::fs::File;
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +20,7 @@ use crate::LabError;
 use crate::livelock::test_case::own_executable;
 use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
 use crate::netns::{VethConfig, VethPair};
-use crate::process::ServerProcess;
+use crate::process::{ServerProcess, log_to};
 use crate::tcp::{choose_cores, median};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 9, 1, 1);
@@ -285,19 +284,13 @@ impl Testbed {
 
     fn start_daemon(&self) -> Result<ServerProcess, LabError> {
         let log = self.folder.path().join("daemon.log");
-        let script = r#"log=$1; shift; exec "$@" 2>>"$log""#;
-        let mut command = self.pair.b.namespace.command_on_core(self.server_core, "sh");
-        command.args(["-c", script, "sh"]).arg(&log).args(&self.daemon_command);
+        let shell = self.pair.b.namespace.command_on_core(self.server_core, "sh");
+        let mut command = log_to(shell, &log);
+        command.args(&self.daemon_command);
         command.args(["--iface", &self.pair.b.device, "--socket"]).arg(self.socket());
         command.args(["--address", &format!("{SERVER}/{PREFIX_BITS}")]);
         command.args(["--cpu", &self.server_core.to_string(), "--socket-mode", "666"]);
-        let mut daemon = ServerProcess::start("the daemon", &mut command)?;
-        daemon.wait_for_first_line().map_err(|error| {
-            let mut text = String::new();
-            let read = File::open(&log).and_then(|mut log| log.read_to_string(&mut text));
-            LabError::Config(format!("{error}: {}", read.map_or("", |_| text.trim())))
-        })?;
-        Ok(daemon)
+        ServerProcess::start_logged("the daemon", &mut command, &log)
     }
 }
 
