@@ -3,63 +3,15 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use support::running::Running;
 use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, files, tidegate, url};
 
-/// A running command whose standard error is read line by line; killed on drop.
-struct Command {
-    child: Child,
-    errors: BufReader<ChildStderr>,
-}
-
-impl Command {
-    fn start(testbed: &Testbed, arguments: &[&str]) -> Self {
-        let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
-        let mut child =
-            command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        let mut errors = BufReader::new(child.stderr.take().unwrap());
-        if !ready.starts_with("ready: ") {
-            let mut text = String::new();
-            let _ = std::io::Read::read_to_string(&mut errors, &mut text);
-            panic!("printed {ready:?}: {text}");
-        }
-        Self { child, errors }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// Sends SIGHUP and returns the line that reports the reload.
-    fn reload(&mut self) -> String {
-        self.signal(Signal::HUP);
-        loop {
-            let mut line = String::new();
-            let len = self.errors.read_line(&mut line).unwrap();
-            assert_ne!(len, 0, "the server ended: {:?}", self.child.wait());
-            if line.contains("reloaded") {
-                return line;
-            }
-        }
-    }
-
-    fn stop(mut self) {
-        self.signal(Signal::TERM);
-        assert!(self.child.wait().unwrap().success());
-    }
-}
-
-impl Drop for Command {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts `tidegate` on the server's side.
+fn start(testbed: &Testbed, arguments: &[&str]) -> Running {
+    let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+    Running::start(command.args(arguments))
 }
 
 /// Zone `example.test` in which `www` has this address.
@@ -77,14 +29,14 @@ fn lookup(testbed: &Testbed, name: &str) -> [String; 2] {
     })
 }
 
-fn serve_dns(testbed: &Testbed, kind: DeviceKind, flags: &[&str]) -> Command {
+fn serve_dns(testbed: &Testbed, kind: DeviceKind, flags: &[&str]) -> Running {
     let mut arguments: Vec<String> = vec!["serve".into(), "dns".into()];
     arguments.extend(kind.flags(testbed.device()));
     for address in [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")] {
         arguments.extend(["--address".to_owned(), address]);
     }
     arguments.extend(flags.iter().map(|&flag| flag.to_owned()));
-    Command::start(testbed, &arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    start(testbed, &arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 fn check_zone_reload(testbed: &Testbed, flags: &[&str]) {
@@ -196,7 +148,7 @@ fn document_root_reloads_on_hangup() {
     let (v4, v6) = (format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64"));
     let mut arguments = vec!["serve", "http", "--io", "packet", "--iface", testbed.device()];
     arguments.extend(["--address", &v4, "--address", &v6, "--config", config.to_str().unwrap()]);
-    let mut server = Command::start(&testbed, &arguments);
+    let mut server = start(&testbed, &arguments);
     let is_now = |expected: &str| {
         for address in [SERVER_V4, SERVER_V6] {
             let url = url(address, "/small");
@@ -228,7 +180,7 @@ fn daemon_reloads_on_hangup() {
     let mut arguments = vec!["daemon", "--io", "packet", "--iface", testbed.device()];
     arguments.extend(["--address", &own, "--config", &config, "--control", &control]);
     arguments.extend(["--socket", &socket]);
-    let mut daemon = Command::start(&testbed, &arguments);
+    let mut daemon = start(&testbed, &arguments);
     assert_eq!(receive_quota(Path::new(&control)), "32");
     fs::write(&config, "[gate]\nreceive-quota = 16\n").unwrap();
     assert!(daemon.reload().starts_with("reloaded"));

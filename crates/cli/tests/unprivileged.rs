@@ -3,58 +3,16 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
+use support::running::Running;
 use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, files, url, wait_until, zone};
 use tidegate_lab::router::{RIGHT_V4, RIGHT_V6, RouterTestbed};
 
-/// A running command with its output, ended on drop.
-struct Running {
-    child: Child,
-    _output: BufReader<ChildStdout>,
-    errors: BufReader<ChildStderr>,
-}
-
 impl Running {
-    fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        output.read_line(&mut line).unwrap();
-        let mut errors = BufReader::new(child.stderr.take().unwrap());
-        if !line.starts_with("ready: ") {
-            let mut text = String::new();
-            errors.read_to_string(&mut text).unwrap();
-            panic!("the command printed {line:?}: {text}");
-        }
-        Self { child, _output: output, errors }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// Reloads the command; returns the line with the result.
-    fn reload(&mut self) -> String {
-        self.signal(Signal::HUP);
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.errors.read_line(&mut line).unwrap(), 0, "the command has ended");
-            if line.contains("reloaded") {
-                return line;
-            }
-        }
-    }
-
-    fn stop(mut self) {
-        self.signal(Signal::TERM);
-        assert!(self.child.wait().unwrap().success());
-    }
-
     /// Checks that each thread has the user `nobody`, or `tidegate` if there is one, and nothing
     /// else.
     #[track_caller]
@@ -66,13 +24,6 @@ impl Running {
             status.assert_capabilities("0000000000000000");
             assert_eq!(status.field("Seccomp"), "2", "{status:?}");
         }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod run;
+pub mod running;
 
 use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Read};
