@@ -48,6 +48,11 @@ impl ActiveApps {
     pub(super) fn polled(&self) -> usize {
         self.polled.len()
     }
+
+    /// Number of applications that are attached.
+    pub(super) fn attached(&self) -> usize {
+        self.polled.len() + self.sleeping
+    }
 }
 
 impl NetworkCore {
@@ -131,7 +136,7 @@ impl NetworkCore {
 
     /// True if an application is attached.
     pub(super) fn has_applications(&self) -> bool {
-        self.active.polled() + self.active.sleeping > 0
+        self.active.attached() > 0
     }
 
     /// True if the wake-ups of sleeping applications must be collected in every round.

@@ -186,7 +186,7 @@ impl NetworkCore {
     /// Runs one round, after some messages: a round of the engine, then the turns of the
     /// applications.
     fn run_round(&mut self, messages: usize, handler: &impl MessageHandler) -> io::Result<()> {
-        self.shares.begin_round();
+        self.shares.begin_round(self.active.attached());
         let received = self.server.engine.poll()?;
         self.measure_load(handler);
         let events = self.handle_events();

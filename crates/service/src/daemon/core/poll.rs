@@ -267,6 +267,8 @@ mod tests {
         for family in FAMILIES {
             let mut testbed = Testbed::new(GEOMETRY, Quota::default());
             let mut app = testbed.attach();
+            // A lone application gets more.
+            let _other = testbed.attach();
             let mut sockets = Sockets::bind(&mut testbed, &mut app, family);
             sockets.write(&mut app, family);
             let mut left: usize = sockets.unread().iter().sum();
