@@ -14,6 +14,10 @@ pub(super) const MAX_THREADS_PER_USER: usize = 4;
 /// of nobody.
 const MAX_USERS: usize = 64;
 
+/// Nice value of the workers: a tenth of the weight of a network core on the same processor. Most jobs
+/// are long system calls for a user, so a core would wait for milliseconds.
+const WORKER_NICE: i32 = 10;
+
 /// User of the workers that all users beyond [`MAX_USERS`] share.
 pub(in crate::daemon) const NOBODY: u32 = u32::MAX;
 
@@ -85,6 +89,8 @@ impl UserQueue {
         let (jobs, own) = (Arc::clone(&self.jobs), JobCount::new(&self.threads));
         let run = move || {
             let _own = own;
+            // A higher nice value needs no permission.
+            let _ = rustix::process::setpriority_process(None, WORKER_NICE);
             let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
             while let Ok((job, counts)) = next() {
                 // A panic is reported by its hook; the thread has other jobs.
@@ -165,6 +171,19 @@ mod tests {
         assert!(is_done.try_recv().is_err(), "all workers of the user hang");
         drop(hanging);
         is_done.recv_timeout(TIMEOUT).unwrap();
+    }
+
+    #[test]
+    fn jobs_leave_the_processor_to_the_cores() {
+        let nice = || rustix::process::getpriority_process(None).unwrap();
+        let (workers, dispatcher) = UserWorkers::new();
+        dispatcher.start().unwrap();
+        for uid in [0, NOBODY] {
+            let (sender, found) = mpsc::channel();
+            workers.run(uid, move || sender.send(nice()).unwrap());
+            assert!(found.recv_timeout(TIMEOUT).unwrap() >= WORKER_NICE);
+        }
+        assert!(nice() < WORKER_NICE, "the thread that queues jobs keeps its own");
     }
 
     #[test]
