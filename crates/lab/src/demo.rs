@@ -28,6 +28,7 @@ use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::load::{DnsWorkload, LinkKind, LoadConfig, load_over_device};
 use crate::netns::{self, Namespace, output};
+use crate::programs;
 
 /// Configuration of the demonstration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -107,7 +108,7 @@ fn in_user_namespace() -> Result<bool, LabError> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(LabError::io("cannot start `unshare`")(error)),
     }
-    let program = std::env::current_exe().map_err(LabError::io("cannot find this executable"))?;
+    let program = programs::laboratory()?;
     let script = format!("{OWN_RUN} && exec \"$@\"");
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let status = unshare()

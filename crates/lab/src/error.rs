@@ -61,6 +61,9 @@ pub enum LabError {
         /// Details, for example its last output.
         detail: String,
     },
+    /// The program under test cannot be used.
+    #[error(transparent)]
+    Program(#[from] tidegate_program::BesideError),
     /// No reply to the request for the target's hardware address.
     #[error(
         "no reply to {protocol} for {target} within {waited_ms} ms; is the host up? \

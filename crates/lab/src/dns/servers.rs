@@ -14,6 +14,7 @@ use serde_json::Value;
 use crate::error::LabError;
 use crate::netns::VethEnd;
 use crate::process::ServerProcess;
+use crate::programs;
 
 /// DNS server to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,7 +184,7 @@ fn tidegate(
     end: &VethEnd,
     address: IpAddr,
 ) -> Result<Command, LabError> {
-    let program = std::env::current_exe().map_err(LabError::io("cannot find this executable"))?;
+    let program = programs::tidegate()?;
     let mut command = end.namespace.command_on_core(setup.core, program);
     let io = match kind {
         ServerKind::TidegateKernel => "kernel",

@@ -267,7 +267,9 @@ impl DnsTestbed {
             warm_up_seconds: (seconds / 4.0).min(0.5),
             ..self.load_config(server)
         };
-        let read = || Ok((CoreTicks::read(self.setup.core)?, CoreTicks::read(self.load_core)?));
+        let read = || {
+            Ok::<_, LabError>((CoreTicks::read(self.setup.core)?, CoreTicks::read(self.load_core)?))
+        };
         let before: (CoreTicks, CoreTicks) = read()?;
         let load = self.receive_replies_on_load_core(|| {
             let end = &self.pair.a;

@@ -24,6 +24,7 @@ use crate::livelock::testbed::{
 use crate::load::flood::Flood;
 use crate::netns;
 use crate::process::ServerProcess;
+use crate::programs;
 pub use search::{Search, SearchGoal};
 
 /// Configuration of the experiment.
@@ -287,7 +288,7 @@ fn start_server(
 /// Path of an executable; `tidegate` is this executable, wherever it is installed.
 fn executable_path(name: &str) -> Result<PathBuf, LabError> {
     if name == "tidegate" {
-        return std::env::current_exe().map_err(LabError::io("cannot find this executable"));
+        return programs::tidegate();
     }
     Ok(PathBuf::from(name))
 }
