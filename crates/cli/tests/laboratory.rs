@@ -37,6 +37,28 @@ fn lab_and_demo_run_the_laboratory_beside_with_all_arguments() {
     }
 }
 
+/// The libraries that `tidegate` is linked from, with those that only its build uses.
+#[test]
+fn product_contains_nothing_of_the_laboratory() {
+    let arguments = ["tree", "--locked", "--offline", "-p", "tidegate-cli", "--prefix", "none"];
+    let mut command = Command::new(env!("CARGO"));
+    command.args(arguments).args(["--edges", "normal,build", "--format", "{p}"]);
+    let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let names: Vec<_> = text.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.contains(&"tidegate-load"), "{names:?}");
+    for name in ["tidegate-lab", "tidegate-sim"] {
+        assert!(!names.contains(&name), "tidegate-cli depends on {name}");
+    }
+    // Symbols and source paths of a library have its name with underscores, or its folder.
+    let program = fs::read(env!("CARGO_BIN_EXE_tidegate")).unwrap();
+    for part in ["tidegate_lab", "crates/lab/src"] {
+        let mut windows = program.windows(part.len());
+        assert!(!windows.any(|bytes| bytes == part.as_bytes()), "tidegate contains {part}");
+    }
+}
+
 #[test]
 fn missing_laboratory_error_names_its_path_and_the_next_step() {
     let folder = tidegate_alone();

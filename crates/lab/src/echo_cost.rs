@@ -17,10 +17,10 @@ use tidegate::{Net, NetConfig, UdpSocket};
 
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::load::template::{Addressing, FrameTemplate, fold, sum};
-use crate::load::{neighbour, neighbour::NeighbourEvent};
 use crate::netns::output;
 use crate::programs;
+use tidegate_load::template::{Addressing, FrameTemplate, fold, sum};
+use tidegate_load::{neighbour, neighbour::NeighbourEvent};
 
 /// Configuration of the experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::error::LabError;
-use crate::load::{ExpectedResponse, Transaction};
 use crate::programs;
+use tidegate_load::{ExpectedResponse, Transaction};
 
 /// Size in bytes of the message (echo), the value (redis, memcached) or the file (nginx).
 const VALUE_BYTES: usize = 64;

@@ -14,12 +14,10 @@ use crate::error::LabError;
 use crate::livelock::testbed::{
     CLIENT_ADDRESS, FloodTestbed, KERNEL_ADDRESS, PREFIX_BITS, Receiver, TIDEGATE_ADDRESS,
 };
-use crate::load::{
-    BpfClientConfig, ExpectedResponse, LinkKind, TcpLoadConfig, TcpLoadReport, Transaction,
-    load_tcp_with_bpf,
-};
+use crate::load::{BpfClientConfig, load_tcp_with_bpf};
 use crate::process::ServerProcess;
 use crate::programs;
+use tidegate_load::{ExpectedResponse, LinkKind, TcpLoadConfig, TcpLoadReport, Transaction};
 
 /// File name of the daemon's socket in its folder.
 const SOCKET_FILE: &str = "daemon.sock";

@@ -153,7 +153,7 @@ impl Server {
 
     /// Sends SOA queries from inside the server's namespace until a reply without error arrives.
     fn wait_for_answer(&mut self, setup: &Setup, end: &VethEnd) -> Result<(), LabError> {
-        let mut queries = crate::load::QuerySet::default();
+        let mut queries = tidegate_load::QuerySet::default();
         queries.push(&wire_name(&setup.origin), 6, false);
         let query = queries.get(0).0.to_vec();
         let bind = SocketAddr::new(setup.kernel_address, 0);

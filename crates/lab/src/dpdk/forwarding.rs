@@ -14,11 +14,12 @@ use super::testbed::{DpdkTestbed, EAL_MEMORY_FLAG, WireDevices, WireKind};
 use super::testpmd::{BURST_FRAMES, STDBUF, Testpmd};
 use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
-use crate::load::load_udp_closed_loop;
+use crate::experiment::Experiment;
 use crate::netns::{Namespace, VethConfig, VethEnd, VethPair};
 use crate::process::{ServerProcess, command_on_core};
 use crate::programs;
+use tidegate_load::format_number;
+use tidegate_load::load_udp_closed_loop;
 
 /// Frames in circulation, in testpmd's bursts: as many as every ring can hold, so that none
 /// is lost.

@@ -7,9 +7,9 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use crate::error::LabError;
-use crate::load::{LinkKind, LoadConfig, TcpLoadConfig};
 use crate::process::{ServerProcess, command_on_core};
 use crate::programs;
+use tidegate_load::{LinkKind, LoadConfig, TcpLoadConfig};
 
 const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);

@@ -17,11 +17,11 @@ use tidegate_service::daemon::DaemonReport;
 use super::attacker::Attack;
 use super::{AttackResult, HostileConfig};
 use crate::LabError;
-use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
 use crate::netns::{VethConfig, VethPair};
 use crate::process::{ServerProcess, log_to};
 use crate::programs;
 use crate::tcp::{choose_cores, median};
+use tidegate_load::{LinkKind, LoadError, TcpLoadConfig, TcpLoadReport, load_tcp};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 9, 1, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 9, 1, 3);
@@ -60,7 +60,7 @@ struct Row {
 
 /// Measurement of one run.
 struct Measurement {
-    load: Result<TcpLoadReport, LabError>,
+    load: Result<TcpLoadReport, LoadError>,
     /// The daemon still answers.
     has_daemon: bool,
     /// Longest round of the network core, if it is measured.

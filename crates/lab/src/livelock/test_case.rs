@@ -13,10 +13,10 @@ use super::testbed::{
 use crate::dns::servers::{self, Server, ServerKind, Setup};
 use crate::dns::testbed::ZoneFile;
 use crate::error::LabError;
-use crate::load::QuerySet;
 use crate::load::flood::{Flood, MAX_FRAMES};
 use crate::process::ServerProcess;
 use crate::programs;
+use tidegate_load::QuerySet;
 
 /// Network stack of a service, with its mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::cpu;
 use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
+use crate::experiment::Experiment;
 use crate::livelock::test_case::SERVICE_PORT;
 use crate::livelock::testbed::{
     FloodSource, FloodTestbed, GoodputMeter, KERNEL_ADDRESS, PREFIX_BITS, ReceiveWork, Receiver,
@@ -26,6 +26,7 @@ use crate::netns;
 use crate::process::ServerProcess;
 use crate::programs;
 pub use search::{Search, SearchGoal};
+use tidegate_load::format_number;
 
 /// Configuration of the experiment.
 #[derive(Clone, Debug)]

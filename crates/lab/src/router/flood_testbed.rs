@@ -15,11 +15,11 @@ use super::testbed::{LEFT_V4, ROUTER_RIGHT, RouterTestbed};
 use crate::cpu::{self, CoreTicks};
 use crate::error::LabError;
 use crate::livelock::FloodMeasurement;
-use crate::load::Addressing;
 use crate::load::arp_responder::ArpResponder;
 use crate::load::flood::{self, Flood};
 use crate::process::ServerProcess;
 use crate::programs;
+use tidegate_load::Addressing;
 
 /// Destination of the flood: an address of the right network for which only the [`ArpResponder`]
 /// answers.

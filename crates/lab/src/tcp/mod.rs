@@ -15,10 +15,10 @@ use serde::Serialize;
 
 use crate::cpu::{CoreTicks, CoreUsage};
 use crate::error::LabError;
-use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
 use crate::netns::{VethConfig, VethPair};
 use crate::process::ServerProcess;
 use crate::programs;
+use tidegate_load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
 
 /// Address of the client's kernel stack, for a load on kernel sockets.
 const KERNEL_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -194,7 +194,7 @@ impl TcpTestbed {
             let load = load_tcp_with_hook(config, || {
                 on_open()?;
                 before = Some(self.ticks()?);
-                Ok(())
+                Ok::<_, LabError>(())
             })?;
             let after = self.ticks()?;
             let before = before.unwrap_or(after);

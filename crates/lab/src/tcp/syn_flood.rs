@@ -16,9 +16,9 @@ use crate::livelock::testbed::{
     PREFIX_BITS, ReceiveWork, Receiver, TIDEGATE_ADDRESS,
 };
 use crate::load::segment::Segment;
-use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
 use crate::process::ServerProcess;
 use crate::programs;
+use tidegate_load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
 
 /// Connections per second of the client.
 const CONNECTS_PER_SECOND: f64 = 100.0;
@@ -134,7 +134,7 @@ fn measure(testbed: &FloodTestbed, case: &FloodCase, seconds: f64) -> Result<Flo
         core: Some(testbed.load_core),
         ..TcpLoadConfig::new(LinkKind::Kernel, (TIDEGATE_ADDRESS, ECHO_PORT).into())
     };
-    let client = testbed.pair.a.namespace.spawn(move || load_tcp(&load))?;
+    let client = testbed.pair.a.namespace.spawn(move || Ok(load_tcp(&load)?))?;
     thread::sleep(Duration::from_secs_f64(LEARNING_SECONDS));
     let time = Duration::from_secs_f64(seconds + SETTLING_SECONDS);
     let measured = testbed.measure(
