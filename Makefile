@@ -4,10 +4,11 @@ CARGO ?= cargo
 
 .PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns check-all clean
 
-# Builds the program, target/release/tidegate, and the library that `tidegate run` loads.
+# Builds the program, target/release/tidegate, the library that `tidegate run` loads, and the
+# laboratory, target/release/tidegate-lab.
 build:
 	@scripts/setup build
-	$(CARGO) build --release --locked -p tidegate-cli -p tidegate-preload
+	$(CARGO) build --release --locked -p tidegate-cli -p tidegate-preload -p tidegate-lab
 
 # Demonstrates a DNS server on real packets, beside the same server on kernel sockets.
 demo: build
@@ -46,9 +47,9 @@ features:
 		$(CARGO) clippy --locked --quiet -p tidegate --features "$$feature" -- -D warnings; \
 	done
 
-# Feature dpdk: lints, tests of the devices, and tests of servers and of the router on
-# DPDK's drivers.
-DPDK_FLAGS = --locked -p tidegate-device -p tidegate-cli --features dpdk
+# Feature dpdk: lints, tests of the devices, and tests of servers, of the router and of the
+# laboratory on DPDK's drivers.
+DPDK_FLAGS = --locked -p tidegate-device -p tidegate-cli -p tidegate-lab --features dpdk
 dpdk:
 	@scripts/setup dpdk
 	$(CARGO) clippy $(DPDK_FLAGS) --all-targets -- -D warnings

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use tidegate_lab::load::{
+use tidegate_load::{
     Exchange, LinkKind, LoadConfig, LoadProgress, QuerySet, TcpLoadConfig, load_dns, load_tcp,
     load_udp, load_udp_closed_loop,
 };

@@ -7,14 +7,12 @@ mod choices;
 mod config;
 mod control;
 mod daemon;
-mod demo;
 mod doctor;
 mod gate;
 mod guard;
 mod host;
 mod lab;
 mod load;
-mod output;
 mod process;
 mod reload;
 mod report;
@@ -32,10 +30,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tidegate_device::interface_settings::{RestorerRole, run_restorer, set_restorer};
 
-use crate::output::{OutputClosed, log};
+pub(crate) use tidegate_program::{Failure, output};
 
-/// Error that ends a command: printed once to standard error, exit code 1.
-pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+use crate::output::{OutputClosed, log};
 
 /// User-space network stack that keeps serving under packet floods.
 ///
@@ -45,7 +42,7 @@ pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// New here? `tidegate doctor` checks this machine, and `tidegate demo` measures a DNS server
 /// on real packets against the same server on kernel sockets.
 #[derive(Parser)]
-#[command(name = "tidegate", version, max_term_width = 100)]
+#[command(name = "tidegate", version = tidegate_program::VERSION, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -80,10 +77,11 @@ enum Command {
     #[command(subcommand)]
     Load(load::Load),
     /// Run an experiment and write its figures
-    #[command(subcommand)]
-    Lab(lab::Lab),
+    #[command(disable_help_flag = true)]
+    Lab(lab::Arguments),
     /// Demonstrate a DNS server on real packets, beside the same server on kernel sockets
-    Demo(demo::Demo),
+    #[command(disable_help_flag = true)]
+    Demo(lab::Arguments),
     /// List all drop reasons
     Drops(report::Drops),
     /// Restore settings of an interface; Tidegate starts this itself
@@ -120,8 +118,8 @@ fn main() -> ExitCode {
         Command::Guard(guard) => guard.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Load(load) => load.run(),
-        Command::Lab(lab) => lab.run(),
-        Command::Demo(demo) => demo.run(),
+        Command::Lab(arguments) => arguments.run(None),
+        Command::Demo(arguments) => arguments.run(Some("demo")),
         Command::Drops(drops) => drops.run(),
         Command::ResolveNeighbours { interface, user } => {
             sandbox::resolve_neighbours(interface, &user)
@@ -196,20 +194,6 @@ mod tests {
             &["tidegate", "serve", "--sockets", "1", "--ports", "2"],
             &["tidegate", "guard", "--iface", "a", "--port", "udp/53", "--friend", "10.0.0.0/8"],
             &["tidegate", "load", "udp", "10.0.0.1:7", "--port", "xdp"],
-            &["tidegate", "lab", "echo-1"],
-            &["tidegate", "lab", "echo-2"],
-            &["tidegate", "lab", "echo-3"],
-            &["tidegate", "lab", "asymmetric"],
-            &["tidegate", "lab", "queues"],
-            &["tidegate", "lab", "readers", "--places", "one-core"],
-            &["tidegate", "lab", "locks"],
-            &["tidegate", "lab", "share"],
-            &["tidegate", "lab", "reads"],
-            &["tidegate", "lab", "attach"],
-            &["tidegate", "lab", "trace"],
-            &["tidegate", "lab", "livelock", "--carriers", "kernel"],
-            &["tidegate", "lab", "protect", "--carriers", "kernel"],
-            &["tidegate", "lab", "connections", "--most", "1000"],
         ] {
             let parsed = Cli::try_parse_from(spelled(former));
             if let Err(error) = parsed {

@@ -39,7 +39,6 @@ fn flag_errors_name_the_flag() {
         &["loss=much"],
     );
     fails_with(&["serve", "echo", "--cpu", "100000", "--shared"], &["--cpu 100000"]);
-    fails_with(&["lab", "nothing"], &["nothing"]);
 }
 
 #[test]
@@ -208,32 +207,6 @@ fn ss_lists_only_drop_reasons_that_have_occurred() {
     daemon.stop();
 }
 
-/// An experiment that SIGTERM ends leaves no namespace behind.
-#[test]
-fn lab_removes_its_namespaces_on_sigterm() {
-    if !is_root("lab namespaces") {
-        return;
-    }
-    let mut lab = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(["lab", "echo-latency", "--seconds", "600"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let prefix = format!("tg-{}-", lab.id());
-    let namespaces = || {
-        let entries = std::fs::read_dir("/var/run/netns").into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter(|name| name.starts_with(&prefix)).count()
-    };
-    support::wait_until("the experiment has its namespaces", || namespaces() > 0);
-    let pid = rustix::process::Pid::from_child(&lab);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let status = lab.wait().unwrap();
-    assert_eq!(status.code(), Some(143), "{status}");
-    assert_eq!(namespaces(), 0);
-}
-
 /// `make` waits while another installation holds the lock of the package lists.
 #[test]
 fn setup_waits_for_the_package_lock() {
@@ -302,8 +275,6 @@ fn build_without_dpdk_names_the_missing_packages() {
     fails_with(&serve, &["libdpdk-dev", "--features dpdk"]);
     let load = ["load", "udp", "10.0.0.1:7", "--io", "dpdk:net_null0", "--source", "10.0.0.2"];
     fails_with(&load, &["libdpdk-dev", "--features dpdk"]);
-    fails_with(&["lab", "dpdk"], &["libdpdk-dev", "--features dpdk"]);
-    fails_with(&["lab", "dpdk", "--forward", "net_null0"], &["libdpdk-dev", "--features dpdk"]);
 }
 
 #[test]

@@ -50,24 +50,6 @@ fn kill_all(server: u32) {
 }
 
 #[test]
-fn killed_and_stopped_servers_leave_nothing_behind() {
-    if !can_run("left behind", &["ethtool"]) {
-        return;
-    }
-    let trials = std::env::var("TIDEGATE_TEST_TRIALS").unwrap_or_else(|_| "3".to_owned());
-    let arguments = [
-        &["lab", "hostile", "--part", "left-behind", "--trials", &trials][..],
-        &["--limit-ms", "60000", "--json", "-"],
-    ]
-    .concat();
-    let output = support::tidegate(&arguments);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(report["figures"]["left_behind"], 0.0, "{report:#}");
-    assert!(report["figures"]["settings_changed"].as_f64().unwrap() > 0.0, "{report:#}");
-}
-
-#[test]
 fn killed_program_with_an_embedded_stack_leaves_nothing_behind() {
     if !can_run("left behind by a program", &["python3"]) {
         return;

@@ -4,8 +4,8 @@
 //! `generator_limit [xdp|packet|kernel] [SECONDS]`, as root.
 
 use tidegate_lab::LabError;
-use tidegate_lab::load::{LinkKind, LoadConfig, load_udp};
 use tidegate_lab::netns::{VethConfig, VethPair};
+use tidegate_load::{LinkKind, LoadConfig, load_udp};
 
 fn main() -> Result<(), LabError> {
     let link = match std::env::args().nth(1).as_deref() {

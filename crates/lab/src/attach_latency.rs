@@ -26,7 +26,7 @@ use tidegate_service::Geometry;
 use tidegate_service::attachment::Attachment;
 use tidegate_service::daemon::{AttachConfig, DEFAULT_COALESCING, Daemon, Quota};
 
-use crate::livelock::test_case::own_executable;
+use crate::programs;
 use crate::sys::UringStream;
 use crate::{Experiment, LabError, cpu};
 
@@ -386,15 +386,8 @@ fn start_peer(
     input: Stdio,
     output: Stdio,
 ) -> Result<PeerProcess, LabError> {
-    let mut command = Command::new(own_executable()?);
-    command.args([
-        "lab",
-        "attach-latency",
-        "--as-peer",
-        transport.name(),
-        "--cpu",
-        &core.to_string(),
-    ]);
+    let mut command = Command::new(programs::laboratory()?);
+    command.args(["attach-latency", "--as-peer", transport.name(), "--cpu", &core.to_string()]);
     let child = command.stdin(input).stdout(output).spawn();
     Ok(PeerProcess(child.map_err(LabError::io("cannot start the peer"))?))
 }

@@ -13,8 +13,8 @@ use crate::cpu;
 use crate::dns::peak_search::median;
 use crate::error::LabError;
 use crate::livelock::testbed::CLIENT_ADDRESS;
-use crate::load::QuerySet;
 use crate::netns::Namespace;
+use tidegate_load::QuerySet;
 
 /// Requests sent before the socket is read again.
 const BURST_REQUESTS: u32 = 32;

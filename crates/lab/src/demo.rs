@@ -26,8 +26,9 @@ use crate::dns::servers::{Server, ServerKind};
 use crate::dns::testbed::{DnsMeasurement, DnsTestbed};
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::load::{DnsWorkload, LinkKind, LoadConfig, load_over_device};
 use crate::netns::{self, Namespace, output};
+use crate::programs;
+use tidegate_load::{DnsWorkload, LinkKind, LoadConfig, load_over_device};
 
 /// Configuration of the demonstration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -107,7 +108,7 @@ fn in_user_namespace() -> Result<bool, LabError> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(LabError::io("cannot start `unshare`")(error)),
     }
-    let program = std::env::current_exe().map_err(LabError::io("cannot find this executable"))?;
+    let program = programs::laboratory()?;
     let script = format!("{OWN_RUN} && exec \"$@\"");
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let status = unshare()
@@ -316,7 +317,7 @@ fn run_in_memory(config: &DemoConfig) -> Result<Experiment, LabError> {
         stop.store(true, Ordering::Relaxed);
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         served.map_err(LabError::io("the DNS server failed"))?;
-        report
+        Ok::<_, LabError>(report?)
     })?;
     let mut result = Experiment { columns: COLUMNS.to_vec(), ..Experiment::new("demo") };
     let drops = net.counters().drops();

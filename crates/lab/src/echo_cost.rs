@@ -17,9 +17,10 @@ use tidegate::{Net, NetConfig, UdpSocket};
 
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::load::template::{Addressing, FrameTemplate, fold, sum};
-use crate::load::{neighbour, neighbour::NeighbourEvent};
 use crate::netns::output;
+use crate::programs;
+use tidegate_load::template::{Addressing, FrameTemplate, fold, sum};
+use tidegate_load::{neighbour, neighbour::NeighbourEvent};
 
 /// Configuration of the experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -257,10 +258,9 @@ fn store_frame(others: &mut Vec<Vec<u8>>, frame: &[u8]) {
 /// Runs this executable again under callgrind and returns the instructions that callgrind
 /// counted.
 fn count_instructions(packets: u64, ipv6: bool) -> Result<u64, LabError> {
-    let executable =
-        std::env::current_exe().map_err(LabError::io("cannot find this executable"))?;
+    let executable = programs::laboratory()?;
     let mut command = callgrind(&executable);
-    command.args(["lab", "echo-cost", "--packets", &packets.to_string()]);
+    command.args(["echo-cost", "--packets", &packets.to_string()]);
     if ipv6 {
         command.arg("--ipv6");
     }

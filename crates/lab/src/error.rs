@@ -40,16 +40,6 @@ pub enum LabError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// A line of a query file is not a query.
-    #[error("{}:{line}: {problem}; expected `name type`, as dnsperf reads it", path.display())]
-    Query {
-        /// Path of the query file.
-        path: PathBuf,
-        /// Line number, from 1.
-        line: usize,
-        /// Description of the syntax error.
-        problem: String,
-    },
     /// The configuration is invalid, or a measurement with it failed.
     #[error("{0}")]
     Config(String),
@@ -61,19 +51,12 @@ pub enum LabError {
         /// Details, for example its last output.
         detail: String,
     },
-    /// No reply to the request for the target's hardware address.
-    #[error(
-        "no reply to {protocol} for {target} within {waited_ms} ms; is the host up? \
-         Give the address with --mac to skip this step"
-    )]
-    Unresolved {
-        /// `ARP` or `NDP`.
-        protocol: &'static str,
-        /// The address that was requested.
-        target: std::net::IpAddr,
-        /// Time waited, in milliseconds.
-        waited_ms: u64,
-    },
+    /// The program under test cannot be used.
+    #[error(transparent)]
+    Program(#[from] tidegate_program::BesideError),
+    /// A load could not be generated.
+    #[error(transparent)]
+    Load(#[from] tidegate_load::LoadError),
     /// A system call or a device failed.
     #[error("{what}: {source}")]
     Io {

@@ -26,6 +26,7 @@ use crate::livelock::testbed::{
 use crate::load::flood::{Flood, MAX_FRAMES};
 use crate::netns;
 use crate::process::ServerProcess;
+use crate::programs;
 
 /// Configuration of the experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -275,8 +276,7 @@ fn prepare_addresses(testbed: &FloodTestbed) -> Result<(), LabError> {
 }
 
 fn start_guard(testbed: &FloodTestbed) -> Result<ServerProcess, LabError> {
-    let executable =
-        std::env::current_exe().map_err(LabError::io("cannot find this executable"))?;
+    let executable = programs::tidegate()?;
     let end = &testbed.pair.b;
     let mut command: Command = end.namespace.command_on_core(testbed.server_core, executable);
     command.args(["guard", "--iface", &end.device, "--port", "udp/53", "--json"]);

@@ -24,6 +24,7 @@ pub mod netns;
 pub mod papers;
 pub mod plot;
 pub mod process;
+mod programs;
 pub mod protect;
 pub mod reader_scaling;
 pub mod receive_queues;

@@ -21,9 +21,10 @@ use tidegate_memory::{Arena, ArenaConfig};
 
 use crate::cpu;
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
-use crate::load::{EchoWorkload, LinkKind, LoadConfig, LoadReport, load_over_device, load_udp};
+use crate::experiment::Experiment;
 use crate::netns::{VethConfig, VethPair};
+use tidegate_load::format_number;
+use tidegate_load::{EchoWorkload, LinkKind, LoadConfig, LoadReport, load_over_device, load_udp};
 
 /// Link of the soak test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,7 +160,7 @@ const ECHO_PORT: u16 = 7777;
 /// When a device cannot be opened or fails, or the configuration is invalid.
 pub fn run(
     config: &SoakConfig,
-    progress: &mut (dyn FnMut(&crate::load::LoadProgress) + Send),
+    progress: &mut (dyn FnMut(&tidegate_load::LoadProgress) + Send),
 ) -> Result<SoakReport, LabError> {
     let (server, client) =
         if config.ipv6 { ("fd00::2/64", "fd00::1") } else { ("10.0.0.2/24", "10.0.0.1") };
@@ -179,7 +180,7 @@ pub fn run(
             let schedule = load.schedule()?;
             soak(config, &net, || {
                 let workload = |flows| EchoWorkload::new(config.payload_bytes, flows);
-                load_over_device(load_device, arena, &load, &schedule, progress, workload)
+                Ok(load_over_device(load_device, arena, &load, &schedule, progress, workload)?)
             })
         }
         SoakLink::Xdp => {
@@ -190,7 +191,7 @@ pub fn run(
             load.interface = Some(pair.a.device.clone());
             soak(config, &net, || {
                 let run = || load_udp(&load, config.payload_bytes, progress);
-                pair.a.namespace.enter(run)?
+                Ok(pair.a.namespace.enter(run)??)
             })
         }
     }

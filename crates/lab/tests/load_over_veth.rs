@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSock
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate_lab::load::{
-    BpfClientConfig, ExpectedResponse, LinkKind, LoadConfig, TcpLoadReport, Transaction,
-    load_tcp_with_bpf, load_udp,
-};
+use tidegate_lab::load::{BpfClientConfig, load_tcp_with_bpf};
 use tidegate_lab::netns::{Namespace, VethConfig, VethPair};
 use tidegate_lab::{LabError, cpu};
+use tidegate_load::{
+    ExpectedResponse, LinkKind, LoadConfig, LoadError, TcpLoadReport, Transaction, load_udp,
+};
 
 /// True when a namespace can be created; otherwise prints the reason.
 fn can_create_namespaces() -> bool {
@@ -112,7 +112,7 @@ fn reports_unresolved_target() {
     config.source = Some("10.99.0.9".parse().unwrap());
     let result = pair.a.namespace.enter(|| load_udp(&config, 64, &mut |_| {})).unwrap();
     let error = result.unwrap_err();
-    assert!(matches!(error, LabError::Unresolved { protocol: "ARP", .. }), "{error}");
+    assert!(matches!(error, LoadError::Unresolved { protocol: "ARP", .. }), "{error}");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::error::LabError;
-use crate::livelock::test_case::own_executable;
-use crate::load::{ExpectedResponse, Transaction};
+use crate::programs;
+use tidegate_load::{ExpectedResponse, Transaction};
 
 /// Size in bytes of the message (echo), the value (redis, memcached) or the file (nginx).
 const VALUE_BYTES: usize = 64;
@@ -64,8 +64,8 @@ impl Application {
         let root = folder.display();
         let line = match self {
             Self::Echo => {
-                let executable = own_executable()?;
-                format!("{} lab noisy --echo-port {}", executable.display(), self.port())
+                let executable = programs::laboratory()?;
+                format!("{} noisy --echo-port {}", executable.display(), self.port())
             }
             Self::Redis => format!(
                 "redis-server --port {} --bind 0.0.0.0 --protected-mode no --save  --appendonly \

@@ -11,8 +11,8 @@ use crate::cpu::{self, CoreTicks};
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::livelock::testbed::FloodTestbed;
-use crate::load::{TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
 use crate::tcp::{TcpLabConfig, choose_cores, median};
+use tidegate_load::{TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
 
 /// Concurrent connections of the load.
 const CONNECTIONS: usize = 50;
@@ -135,7 +135,7 @@ fn measure(
     let (load, after) = testbed.pair.a.namespace.enter(|| {
         let load = load_tcp_with_hook(&load, || {
             before = Some(sample()?);
-            Ok(())
+            Ok::<_, LabError>(())
         })?;
         Ok::<_, LabError>((load, sample()?))
     })??;

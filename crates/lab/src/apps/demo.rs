@@ -7,9 +7,10 @@ use super::application::Application;
 use super::testbed::{DaemonProcess, StackKind, check_installed, start_attached};
 use super::throughput::{UNDER_FLOOD_RPS, measure_flood};
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
+use crate::experiment::Experiment;
 use crate::livelock::testbed::{FloodTestbed, Receiver};
 use crate::tcp::choose_cores;
+use tidegate_load::format_number;
 
 /// Runs the applications and floods their daemon. Returns `None`, after printing the reason, if
 /// one of the applications is not installed.

@@ -17,10 +17,10 @@ use crate::cpu;
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::livelock::testbed::FloodTestbed;
-use crate::load::{LinkKind, TcpLoadConfig, load_tcp};
 use crate::process::ServerProcess;
 use crate::sys;
 use crate::tcp::{TcpLabConfig, choose_cores, median};
+use tidegate_load::{LinkKind, TcpLoadConfig, load_tcp};
 
 const APPLICATIONS: [Application; 3] = [Application::Echo, Application::Redis, Application::Nginx];
 /// Numbers of CPU-bound programs beside the server.

@@ -11,15 +11,13 @@ use tempfile::TempDir;
 use super::application::Application;
 use crate::cpu::CoreTicks;
 use crate::error::LabError;
-use crate::livelock::test_case::own_executable;
 use crate::livelock::testbed::{
     CLIENT_ADDRESS, FloodTestbed, KERNEL_ADDRESS, PREFIX_BITS, Receiver, TIDEGATE_ADDRESS,
 };
-use crate::load::{
-    BpfClientConfig, ExpectedResponse, LinkKind, TcpLoadConfig, TcpLoadReport, Transaction,
-    load_tcp_with_bpf,
-};
+use crate::load::{BpfClientConfig, load_tcp_with_bpf};
 use crate::process::ServerProcess;
+use crate::programs;
+use tidegate_load::{ExpectedResponse, LinkKind, TcpLoadConfig, TcpLoadReport, Transaction};
 
 /// File name of the daemon's socket in its folder.
 const SOCKET_FILE: &str = "daemon.sock";
@@ -116,7 +114,7 @@ impl DaemonProcess {
         flags: &[&str],
     ) -> Result<Self, LabError> {
         let folder = make_folder()?;
-        let mut command = testbed.pair.b.namespace.command_on_core(core, own_executable()?);
+        let mut command = testbed.pair.b.namespace.command_on_core(core, programs::tidegate()?);
         command.args(["daemon", "--cpu", &core.to_string(), "--socket"]);
         command.arg(folder.path().join(SOCKET_FILE)).args(stack_flags(testbed)).args(flags);
         let mut process = ServerProcess::start("tidegate serve", &mut command)?;
@@ -155,7 +153,12 @@ pub(super) fn start_service(
             cores.application,
             TIDEGATE_ADDRESS,
             |command| {
-                command.arg(own_executable()?).args(["run", "--embedded", "--log", "/dev/null"]);
+                command.arg(programs::tidegate()?).args([
+                    "run",
+                    "--embedded",
+                    "--log",
+                    "/dev/null",
+                ]);
                 command.args(stack_flags(testbed)).args(flags).arg("--");
                 Ok(())
             },
@@ -176,7 +179,7 @@ pub(super) fn start_attached(
     daemon: &DaemonProcess,
 ) -> Result<RunningService, LabError> {
     start_application(testbed, application, core, TIDEGATE_ADDRESS, |command| {
-        command.arg(own_executable()?).args(["run", "--log", "/dev/null", "--socket"]);
+        command.arg(programs::tidegate()?).args(["run", "--log", "/dev/null", "--socket"]);
         command.arg(daemon.socket()).arg("--");
         Ok(())
     })
@@ -326,7 +329,7 @@ pub(super) fn check_installed(applications: &[Application]) -> Result<(), LabErr
             return Err(LabError::Config(problem));
         }
     }
-    let library = Path::new(&own_executable()?).with_file_name("libtidegate_preload.so");
+    let library = Path::new(&programs::tidegate()?).with_file_name("libtidegate_preload.so");
     if !library.is_file() && std::env::var_os("TIDEGATE_PRELOAD_LIBRARY").is_none() {
         return Err(LabError::Config(format!(
             "{} is missing: `make build` builds it",

@@ -14,8 +14,8 @@ use crate::experiment::Experiment;
 use crate::livelock::testbed::{
     FloodSource, FloodTestbed, GIGABIT_LINE_PPS, GoodputMeter, ReceiveWork,
 };
-use crate::load::{TcpLoadConfig, TcpLoadReport, load_tcp};
 use crate::tcp::{TcpLabConfig, choose_cores, median};
+use tidegate_load::{TcpLoadConfig, TcpLoadReport, load_tcp};
 
 /// Concurrent connections of the load.
 const CONNECTIONS: u16 = 50;
@@ -130,7 +130,7 @@ pub(super) fn measure_flood(
     let payloads = std::iter::repeat_n(payload, FloodSource::UnknownSources.flow_count());
     let mut flood = testbed.flood(FloodSource::UnknownSources, target, payloads, work)?;
     let flood_load = TcpLoadConfig { warm_up_seconds: LEARNING_SECONDS + SETTLING_SECONDS, ..load };
-    let client = testbed.pair.a.namespace.spawn(move || load_tcp(&flood_load))?;
+    let client = testbed.pair.a.namespace.spawn(move || Ok(load_tcp(&flood_load)?))?;
     // The load becomes a known source before the flood, and is measured during the whole flood.
     thread::sleep(Duration::from_secs_f64(LEARNING_SECONDS));
     let time = Duration::from_secs_f64(seconds + SETTLING_SECONDS);

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::target::Behaviour;
 use crate::LabError;
-use crate::livelock::test_case::own_executable;
+use crate::programs;
 
 /// Child process; killed and reaped on drop.
 pub(super) struct TargetProcess {
@@ -21,8 +21,8 @@ impl TargetProcess {
         port: u16,
         seed: u64,
     ) -> Result<Self, LabError> {
-        let mut command = Command::new(own_executable()?);
-        command.args(["lab", "chaos", "--as-victim", behaviour.name(), "--socket"]).arg(socket);
+        let mut command = Command::new(programs::laboratory()?);
+        command.args(["chaos", "--as-victim", behaviour.name(), "--socket"]).arg(socket);
         command.args(["--port", &port.to_string(), "--seed", &seed.to_string()]);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         Ok(Self { child: child.map_err(LabError::io("cannot start a target process"))? })

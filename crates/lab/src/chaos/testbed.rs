@@ -13,9 +13,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use tidegate_service::daemon::DaemonReport;
 
 use super::peers;
-use crate::livelock::test_case::own_executable;
 use crate::netns::{VethConfig, VethPair};
 use crate::process::{ServerProcess, log_to};
+use crate::programs;
 use crate::{LabError, cpu};
 
 /// Addresses of the kernel's side and of the daemon's side: IPv4, then IPv6.
@@ -100,7 +100,7 @@ impl ChaosTestbed {
         // The daemon logs each application that attaches or leaves.
         let log = self.folder.path().join("daemon.log");
         let mut command = log_to(self.pair.b.namespace.command_on_core(core, "sh"), &log);
-        command.arg(own_executable()?);
+        command.arg(programs::tidegate()?);
         command.args(["daemon", "--cores", "1", "--no-hugepages"]);
         command.args(["--iface", &self.pair.b.device, "--socket-mode", "600", "--socket"]);
         command.arg(self.socket());
@@ -129,7 +129,7 @@ impl ChaosTestbed {
     /// Replaces the running daemon with a new one that takes over its state.
     pub(super) fn upgrade_daemon(&self) -> Result<(), LabError> {
         let core = if cpu::available_cores() > OTHER_CORE { DAEMON_CORE } else { 0 };
-        let mut command = self.pair.b.namespace.command_on_core(core, own_executable()?);
+        let mut command = self.pair.b.namespace.command_on_core(core, programs::tidegate()?);
         command.arg("upgrade").arg("--socket").arg(self.socket());
         let output = command.output().map_err(LabError::io("cannot start `tidegate upgrade`"))?;
         if output.status.success() {

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::json;
 
-use crate::experiment::format_number;
 use crate::netns::Namespace;
 use crate::plot::{Axis, Panel, Picture, Series};
 use crate::sys::WriterProcess;
 use crate::{Experiment, LabError, cpu};
+use tidegate_load::format_number;
 
 /// Size of a unit (Rivera, section 2.2.1).
 const UNIT_BYTES: usize = 10;

@@ -15,12 +15,13 @@ use serde_json::{Value, json};
 
 use crate::cpu;
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
-use crate::load::LinkKind;
+use crate::experiment::Experiment;
 use crate::netns;
 use peak_search::{LoadPoint, PeakSearch, median};
 use servers::ServerKind;
 use testbed::{DnsMeasurement, DnsTestbed};
+use tidegate_load::LinkKind;
+use tidegate_load::format_number;
 use verify::Answers;
 
 /// Configuration of the experiment.
@@ -314,10 +315,10 @@ mod tests {
     #[test]
     fn compares_medians() {
         let run = |answered_pps: f64| DnsMeasurement {
-            load: crate::load::LoadReport {
+            load: tidegate_load::LoadReport {
                 line: String::new(),
                 port_drops: Vec::new(),
-                result: crate::load::LoadResult { answered_pps, ..Default::default() },
+                result: tidegate_load::LoadResult { answered_pps, ..Default::default() },
             },
             server_core: Default::default(),
             load_core: Default::default(),

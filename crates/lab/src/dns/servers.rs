@@ -14,6 +14,7 @@ use serde_json::Value;
 use crate::error::LabError;
 use crate::netns::VethEnd;
 use crate::process::ServerProcess;
+use crate::programs;
 
 /// DNS server to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -152,7 +153,7 @@ impl Server {
 
     /// Sends SOA queries from inside the server's namespace until a reply without error arrives.
     fn wait_for_answer(&mut self, setup: &Setup, end: &VethEnd) -> Result<(), LabError> {
-        let mut queries = crate::load::QuerySet::default();
+        let mut queries = tidegate_load::QuerySet::default();
         queries.push(&wire_name(&setup.origin), 6, false);
         let query = queries.get(0).0.to_vec();
         let bind = SocketAddr::new(setup.kernel_address, 0);
@@ -183,7 +184,7 @@ fn tidegate(
     end: &VethEnd,
     address: IpAddr,
 ) -> Result<Command, LabError> {
-    let program = std::env::current_exe().map_err(LabError::io("cannot find this executable"))?;
+    let program = programs::tidegate()?;
     let mut command = end.namespace.command_on_core(setup.core, program);
     let io = match kind {
         ServerKind::TidegateKernel => "kernel",

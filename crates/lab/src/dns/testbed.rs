@@ -15,8 +15,8 @@ use tidegate_apps::dns::synthetic::SyntheticZone;
 use super::servers::{Server, ServerKind, Setup};
 use crate::cpu::{self, CoreTicks, CoreUsage};
 use crate::error::LabError;
-use crate::load::{LinkKind, LoadConfig, LoadReport, QuerySet, load_dns};
 use crate::netns::{VethConfig, VethPair};
+use tidegate_load::{LinkKind, LoadConfig, LoadReport, QuerySet, load_dns};
 
 const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const KERNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
@@ -205,7 +205,8 @@ impl DnsTestbed {
                 mac: Some("ff:ff:ff:ff:ff:ff".into()),
                 ..LoadConfig::new(LinkKind::Packet, (KERNEL_ADDRESS, 9).into())
             };
-            crate::load::load_udp(&config, 6, &mut |_| {}).map(drop)
+            tidegate_load::load_udp(&config, 6, &mut |_| {})?;
+            Ok(())
         })?
     }
 
@@ -267,11 +268,13 @@ impl DnsTestbed {
             warm_up_seconds: (seconds / 4.0).min(0.5),
             ..self.load_config(server)
         };
-        let read = || Ok((CoreTicks::read(self.setup.core)?, CoreTicks::read(self.load_core)?));
+        let read = || {
+            Ok::<_, LabError>((CoreTicks::read(self.setup.core)?, CoreTicks::read(self.load_core)?))
+        };
         let before: (CoreTicks, CoreTicks) = read()?;
         let load = self.receive_replies_on_load_core(|| {
             let end = &self.pair.a;
-            end.namespace.enter(|| load_dns(&config, &self.queries, None, &mut |_| {}))?
+            Ok(end.namespace.enter(|| load_dns(&config, &self.queries, None, &mut |_| {}))??)
         })?;
         let after: (CoreTicks, CoreTicks) = read()?;
         Ok(DnsMeasurement {

@@ -6,7 +6,7 @@ use tidegate_apps::dns::compare;
 use super::servers::Server;
 use super::testbed::DnsTestbed;
 use crate::error::LabError;
-use crate::load::{LoadConfig, QuerySet, load_dns};
+use tidegate_load::{LoadConfig, QuerySet, load_dns};
 
 /// Query rate per second, low enough that no server loses a query.
 const RATE_PPS: f64 = 30_000.0;
@@ -51,12 +51,9 @@ fn send_queries(
         drain_seconds: 1.0,
         ..testbed.load_config(server)
     };
-    testbed
-        .pair
-        .a
-        .namespace
-        .enter(|| load_dns(&config, queries, Some(Box::new(&mut keep)), &mut |_| {}))?
-        .map(drop)
+    let client = &testbed.pair.a.namespace;
+    client.enter(|| load_dns(&config, queries, Some(Box::new(&mut keep)), &mut |_| {}))??;
+    Ok(())
 }
 
 /// Result of comparing two servers' answers.

@@ -11,13 +11,14 @@ use tidegate_device::Device;
 use super::DpdkLabConfig;
 use super::testbed::{DpdkTestbed, WireKind};
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
+use crate::experiment::Experiment;
 use crate::livelock::FloodMeasurement;
 use crate::livelock::curve::{GoodputCurve, LoadStep};
 use crate::livelock::test_case::{DEFAULT_MODE, MODES, SERVICE_PORT, ServiceMode};
-use crate::load::DeviceFlood;
 use crate::plot::{Axis, Panel, Picture, Series};
 use crate::process::ServerProcess;
+use tidegate_load::DeviceFlood;
+use tidegate_load::format_number;
 
 /// Offered loads in percent of the service's capacity.
 const LOADS_PERCENT: [u32; 9] = [25, 50, 75, 100, 150, 200, 300, 500, 1000];

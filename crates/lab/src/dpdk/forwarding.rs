@@ -14,11 +14,12 @@ use super::testbed::{DpdkTestbed, EAL_MEMORY_FLAG, WireDevices, WireKind};
 use super::testpmd::{BURST_FRAMES, STDBUF, Testpmd};
 use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
-use crate::livelock::test_case::own_executable;
-use crate::load::load_udp_closed_loop;
+use crate::experiment::Experiment;
 use crate::netns::{Namespace, VethConfig, VethEnd, VethPair};
 use crate::process::{ServerProcess, command_on_core};
+use crate::programs;
+use tidegate_load::format_number;
+use tidegate_load::load_udp_closed_loop;
 
 /// Frames in circulation, in testpmd's bursts: as many as every ring can hold, so that none
 /// is lost.
@@ -197,8 +198,8 @@ fn start_forwarder(
         testpmd.forward(0)?;
         return Ok(Box::new(testpmd));
     }
-    let mut command = command_in(namespace, core, own_executable()?);
-    command.args(["lab", "dpdk", "--forward", &format!("{device} {EAL_MEMORY_FLAG}")]);
+    let mut command = command_in(namespace, core, programs::laboratory()?);
+    command.args(["dpdk", "--forward", &format!("{device} {EAL_MEMORY_FLAG}")]);
     command.args(["--cpu", &core.to_string(), "--seconds", &FORWARD_LIMIT_S.to_string()]);
     let mut process = ServerProcess::start("tidegate lab dpdk --forward", &mut command)?;
     process.wait_for_first_line()?;
@@ -227,8 +228,8 @@ fn measure_returned_pps(mut generator: Testpmd, seconds: f64) -> Result<f64, Lab
 
 /// Measures Tidegate's device layer on a ring that no other process uses, in frames per second.
 fn forward_on_ring(testbed: &DpdkTestbed, seconds: f64) -> Result<f64, LabError> {
-    let mut command = command_on_core(testbed.server_core, own_executable()?);
-    command.args(["lab", "dpdk", "--forward", &format!("{RING_DEVICE} {EAL_MEMORY_FLAG}")]);
+    let mut command = command_on_core(testbed.server_core, programs::laboratory()?);
+    command.args(["dpdk", "--forward", &format!("{RING_DEVICE} {EAL_MEMORY_FLAG}")]);
     command.args(["--frames", &FRAME_COUNT.to_string(), "--seconds", &seconds.to_string()]);
     command.args(["--cpu", &testbed.server_core.to_string()]);
     let output = command.output().map_err(LabError::io("cannot start this executable"))?;

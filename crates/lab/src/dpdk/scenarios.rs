@@ -7,9 +7,10 @@ use super::DpdkLabConfig;
 use super::testbed::{DpdkTestbed, WireKind};
 use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
-use crate::load::{TcpLoadReport, load_tcp};
+use crate::experiment::Experiment;
 use crate::tcp::echo::{self, EchoPoint, Scenario};
+use tidegate_load::format_number;
+use tidegate_load::{TcpLoadReport, load_tcp};
 
 const ECHO_PORT: u16 = 7;
 

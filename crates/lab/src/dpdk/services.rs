@@ -8,8 +8,9 @@ use super::testbed::{DpdkTestbed, WireKind};
 use crate::dns::peak_search::median;
 use crate::dns::testbed::ZoneFile;
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
-use crate::load::{
+use crate::experiment::Experiment;
+use tidegate_load::format_number;
+use tidegate_load::{
     ClosedLoopReport, LatencySummary, LoadConfig, LoadProgress, LoadResult, QuerySet, load_dns,
     load_tcp, load_udp, load_udp_closed_loop,
 };
@@ -130,7 +131,7 @@ fn measure(
             let load = |device: &str| testbed.load_config(device, ECHO_PORT, config.seconds);
             let measure_max = || -> Result<ClosedLoopReport, LabError> {
                 let (_server, device) = start(&["echo"])?;
-                load_udp_closed_loop(&load(&device), MESSAGE_BYTES, IN_FLIGHT)
+                Ok(load_udp_closed_loop(&load(&device), MESSAGE_BYTES, IN_FLIGHT)?)
             };
             let max_pps = measure_max()?.answered_pps;
             let (_server, device) = start(&["echo"])?;

@@ -7,9 +7,9 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use crate::error::LabError;
-use crate::livelock::test_case::own_executable;
-use crate::load::{LinkKind, LoadConfig, TcpLoadConfig};
 use crate::process::{ServerProcess, command_on_core};
+use crate::programs;
+use tidegate_load::{LinkKind, LoadConfig, TcpLoadConfig};
 
 const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -87,7 +87,7 @@ impl DpdkTestbed {
         arguments: &[&str],
         device: &str,
     ) -> Result<ServerProcess, LabError> {
-        let mut command = command_on_core(self.server_core, own_executable()?);
+        let mut command = command_on_core(self.server_core, programs::tidegate()?);
         command.arg("serve").args(arguments).arg("--json");
         command.args(["--io", &format!("dpdk:{device} {EAL_MEMORY_FLAG}")]);
         command.args(["--address", &format!("{SERVER_ADDRESS}/{PREFIX_BITS}")]);

@@ -22,7 +22,7 @@ use rustix::net::{
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 
 use crate::LabError;
-use crate::livelock::test_case::own_executable;
+use crate::programs;
 
 /// Time after which the peer of a lingering socket closes, so that the last close of the socket
 /// returns.
@@ -187,7 +187,7 @@ fn scribble(attachment: &OwnAttachment, socket: &UdpSocket) -> io::Result<()> {
         // The daemon looks at the memory of a socket in use. It may have evicted this process.
         let _ = socket.send(&DATAGRAM[..64]);
     }
-    let program = own_executable().map_err(io::Error::other)?;
+    let program = programs::laboratory().map_err(io::Error::other)?;
     Err(Command::new(program).args(std::env::args_os().skip(1)).exec())
 }
 

@@ -14,9 +14,9 @@ use serde_json::json;
 use super::interface_state::{InterfaceState, round_trip};
 use super::{AttackResult, HostileConfig};
 use crate::LabError;
-use crate::livelock::test_case::own_executable;
 use crate::netns::{VethConfig, VethPair};
 use crate::process::ServerProcess;
+use crate::programs;
 
 /// Addresses of the client, of the server's kernel and of the server: IPv4, then IPv6.
 const CLIENT: [&str; 2] = ["10.9.0.1", "fd00:9::1"];
@@ -185,7 +185,7 @@ impl Testbed {
     }
 
     fn start_server(&self, number: u64) -> Result<ServerProcess, LabError> {
-        let mut command = self.pair.b.namespace.command(own_executable()?);
+        let mut command = self.pair.b.namespace.command(programs::tidegate()?);
         let server = SERVERS[(number % SERVERS.len() as u64) as usize];
         command.args(server).args(["--iface", &self.pair.b.device]);
         if server[0] == "daemon" {

@@ -17,11 +17,11 @@ use tidegate_service::daemon::DaemonReport;
 use super::attacker::Attack;
 use super::{AttackResult, HostileConfig};
 use crate::LabError;
-use crate::livelock::test_case::own_executable;
-use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
 use crate::netns::{VethConfig, VethPair};
 use crate::process::{ServerProcess, log_to};
+use crate::programs;
 use crate::tcp::{choose_cores, median};
+use tidegate_load::{LinkKind, LoadError, TcpLoadConfig, TcpLoadReport, load_tcp};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 9, 1, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 9, 1, 3);
@@ -60,7 +60,7 @@ struct Row {
 
 /// Measurement of one run.
 struct Measurement {
-    load: Result<TcpLoadReport, LabError>,
+    load: Result<TcpLoadReport, LoadError>,
     /// The daemon still answers.
     has_daemon: bool,
     /// Longest round of the network core, if it is measured.
@@ -191,7 +191,7 @@ impl Testbed {
         let daemon_command = match &config.daemon {
             Some(command) => command.split_ascii_whitespace().map(str::to_owned).collect(),
             None => vec![
-                own_executable()?.to_string_lossy().into_owned(),
+                programs::tidegate()?.to_string_lossy().into_owned(),
                 "daemon".to_owned(),
                 "--measure-rounds".to_owned(),
             ],
@@ -223,7 +223,7 @@ impl Testbed {
     fn attached(&self, prefix: &[&str], arguments: &[&str]) -> Result<Command, LabError> {
         let mut command = self.pair.b.namespace.command_on_core(self.load_core, "env");
         command.args(prefix).arg(self.program()).args(["run", "--log", "/dev/null", "--socket"]);
-        command.arg(self.socket()).arg("--").arg(own_executable()?).args(arguments);
+        command.arg(self.socket()).arg("--").arg(programs::laboratory()?).args(arguments);
         Ok(command)
     }
 
@@ -231,7 +231,7 @@ impl Testbed {
     fn measure(&self, attack: Attack, seconds: f64) -> Result<Measurement, LabError> {
         let daemon = self.start_daemon()?;
         let port = PORT.to_string();
-        let mut command = self.attached(&[], &["lab", "noisy", "--echo-port", &port])?;
+        let mut command = self.attached(&[], &["noisy", "--echo-port", &port])?;
         let mut honest = ServerProcess::start("the honest server", &mut command)?;
         let target = SocketAddrV4::new(SERVER, PORT);
         let client = &self.pair.a.namespace;
@@ -240,7 +240,6 @@ impl Testbed {
         })?;
         let (socket, sink) = (self.socket(), SocketAddrV4::new(CLIENT, SINK_PORT));
         let attacker = [
-            "lab",
             "hostile",
             "--as-attacker",
             attack.name(),

@@ -1,7 +1,7 @@
 //! Goodput as a function of offered load: the peak, and the share kept beyond the peak.
 
 use crate::dns::peak_search::median;
-use crate::experiment::format_number;
+use tidegate_load::format_number;
 
 use super::testbed::FloodMeasurement;
 

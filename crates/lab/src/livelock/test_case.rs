@@ -13,9 +13,10 @@ use super::testbed::{
 use crate::dns::servers::{self, Server, ServerKind, Setup};
 use crate::dns::testbed::ZoneFile;
 use crate::error::LabError;
-use crate::load::QuerySet;
 use crate::load::flood::{Flood, MAX_FRAMES};
 use crate::process::ServerProcess;
+use crate::programs;
+use tidegate_load::QuerySet;
 
 /// Network stack of a service, with its mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,10 +121,6 @@ impl std::str::FromStr for Transport {
             LabError::Config(format!("unknown transport {text:?}; available: {}", names.join(", ")))
         })
     }
-}
-
-pub(crate) fn own_executable() -> Result<PathBuf, LabError> {
-    std::env::current_exe().map_err(LabError::io("cannot find this executable"))
 }
 
 /// Server under flood.
@@ -282,7 +279,7 @@ impl EchoService<'_> {
         testbed.prepare(if on_kernel { Receiver::Kernel } else { Receiver::Server })?;
         let counters = folder.path().join("counters");
         let end = &testbed.pair.b;
-        let mut command = end.namespace.command_on_core(testbed.server_core, own_executable()?);
+        let mut command = end.namespace.command_on_core(testbed.server_core, programs::tidegate()?);
         let (io, address): (_, IpAddr) = if on_kernel {
             ("kernel", KERNEL_ADDRESS.into())
         } else {

@@ -13,10 +13,10 @@ use tidegate_apps::ServeCounters;
 
 use crate::cpu::{self, CoreTicks, CoreUsage};
 use crate::error::LabError;
-use crate::load::Addressing;
 use crate::load::arp_responder::ArpResponder;
 use crate::load::flood::{self, Flood};
 use crate::netns::{VethConfig, VethPair};
+use tidegate_load::Addressing;
 
 /// Kernel address for clients at the load generator's end of the link.
 pub(crate) const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);

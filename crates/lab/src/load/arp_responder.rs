@@ -12,11 +12,11 @@ use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::neighbour::{self, NeighbourEvent};
-use super::template::Addressing;
 use crate::error::LabError;
 use crate::netns::VethEnd;
 use crate::sys;
+use tidegate_load::neighbour::{self, NeighbourEvent};
+use tidegate_load::template::Addressing;
 
 /// Interval between two checks of the stop flag.
 const STOP_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };

@@ -18,12 +18,12 @@ use tidegate_wire::{MacAddr, TcpFlags};
 
 use super::bpf;
 use super::segment::Segment;
-use super::template::{fold, sum};
-use super::{ExpectedResponse, LatencyHistogram, TcpLoadReport, Transaction};
 use crate::cpu;
 use crate::error::LabError;
 use crate::netns::VethEnd;
 use crate::sys;
+use tidegate_load::template::{fold, sum};
+use tidegate_load::{ExpectedResponse, LatencyHistogram, TcpLoadReport, Transaction};
 
 /// Built from `bpf/asker.bpf.c` by `make bpf`.
 static BPF_OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/asker.bpf.o");

@@ -15,10 +15,10 @@ use aya::maps::{Array, MapData};
 use aya::programs::{RawTracePoint, TestRun, TestRunAttrs, TestRunOptions, Xdp};
 
 use super::bpf;
-use super::template::{Addressing, FrameTemplate, sum};
 use crate::cpu;
 use crate::error::LabError;
 use crate::netns::VethEnd;
+use tidegate_load::template::{Addressing, FrameTemplate, sum};
 
 /// Built from `bpf/flood.bpf.c` by `make bpf`.
 static BPF_OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/flood.bpf.o");

@@ -13,9 +13,9 @@ use tidegate::{IpCidr, LockStatistics, Net, NetConfig, ReadersConfig, UdpReader,
 
 use crate::LabError;
 use crate::load::flood;
-use crate::load::template::Addressing;
 use crate::receive_queues::model::spin_for;
 use crate::stop::StopOnDrop;
+use tidegate_load::template::Addressing;
 
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 const UDP_PORT: u16 = 7777;

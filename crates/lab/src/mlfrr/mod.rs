@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::cpu;
 use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
+use crate::experiment::Experiment;
 use crate::livelock::test_case::SERVICE_PORT;
 use crate::livelock::testbed::{
     FloodSource, FloodTestbed, GoodputMeter, KERNEL_ADDRESS, PREFIX_BITS, ReceiveWork, Receiver,
@@ -24,7 +24,9 @@ use crate::livelock::testbed::{
 use crate::load::flood::Flood;
 use crate::netns;
 use crate::process::ServerProcess;
+use crate::programs;
 pub use search::{Search, SearchGoal};
+use tidegate_load::format_number;
 
 /// Configuration of the experiment.
 #[derive(Clone, Debug)]
@@ -287,7 +289,7 @@ fn start_server(
 /// Path of an executable; `tidegate` is this executable, wherever it is installed.
 fn executable_path(name: &str) -> Result<PathBuf, LabError> {
     if name == "tidegate" {
-        return std::env::current_exe().map_err(LabError::io("cannot find this executable"));
+        return programs::tidegate();
     }
     Ok(PathBuf::from(name))
 }

@@ -11,9 +11,10 @@ use super::ProtectConfig;
 use crate::client::{Client, RequestKind, answered_share, count_answered, median_latency_s};
 use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::livelock::test_case::{EchoService, Transport, own_executable};
+use crate::livelock::test_case::{EchoService, Transport};
 use crate::livelock::testbed::{FloodSource, FloodTestbed, GIGABIT_LINE_PPS, LOAD_ADDRESS};
 use crate::netns::run_to_end;
+use crate::programs;
 
 /// Requests per second of the known client.
 const CLIENT_REQUESTS_PER_S: f64 = 5_000.0;
@@ -163,7 +164,7 @@ fn measure_known_client(
 /// interface has evaluated. The program counts from the beginning of the flood on. `None`
 /// without admission control.
 fn count_evaluated_known(control: &Path) -> Result<Option<u64>, LabError> {
-    let mut command = Command::new(own_executable()?);
+    let mut command = Command::new(programs::tidegate()?);
     let output = run_to_end(command.arg("ctl").arg(control).arg("--json"), "tidegate")?;
     let answer: Value = serde_json::from_str(&output)
         .map_err(|error| LabError::Config(format!("`tidegate ctl` printed {output:?}: {error}")))?;

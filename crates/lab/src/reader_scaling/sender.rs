@@ -12,9 +12,10 @@ use tidegate_device::{Burst, Device};
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 
 use crate::livelock::testbed::{LOAD_ADDRESS, LOAD_MAC};
-use crate::load::{Addressing, flood};
+use crate::load::flood;
 use crate::netns::VethEnd;
 use crate::{LabError, cpu};
+use tidegate_load::Addressing;
 
 /// Sleep between two bursts; about a hundred frames at the loads of interest.
 const TICK: Duration = Duration::from_micros(200);

@@ -11,9 +11,9 @@ use tidegate_wire::{IpCidr, MacAddr};
 use super::{BURST_PACKETS, ReceiveTraceConfig, Stage};
 use crate::LabError;
 use crate::cpu;
-use crate::load::template::{Addressing, FrameTemplate, sum};
 use crate::sys;
 use crate::tracefs::TscRate;
+use tidegate_load::template::{Addressing, FrameTemplate, sum};
 
 const SENDER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const RECEIVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];

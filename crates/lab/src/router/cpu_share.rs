@@ -14,11 +14,12 @@ use super::flood_testbed::{self, FloodTestbed, RouterSetup, RunningRouter};
 use crate::cpu;
 use crate::dns::peak_search::median;
 use crate::error::LabError;
-use crate::experiment::{Experiment, format_number};
+use crate::experiment::Experiment;
 use crate::load::flood;
 use crate::netns;
 use crate::plot::{Axis, Panel, Picture, Series};
 use crate::process::ServerProcess;
+use tidegate_load::format_number;
 
 /// Configuration of the experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -5,7 +5,6 @@
 //! first check.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,10 +15,11 @@ use super::testbed::{LEFT_V4, ROUTER_RIGHT, RouterTestbed};
 use crate::cpu::{self, CoreTicks};
 use crate::error::LabError;
 use crate::livelock::FloodMeasurement;
-use crate::load::Addressing;
 use crate::load::arp_responder::ArpResponder;
 use crate::load::flood::{self, Flood};
 use crate::process::ServerProcess;
+use crate::programs;
+use tidegate_load::Addressing;
 
 /// Destination of the flood: an address of the right network for which only the [`ArpResponder`]
 /// answers.
@@ -157,7 +157,7 @@ impl<'a> RunningRouter<'a> {
         let filter = if setup.uses_filter {
             let rules = folder.path().join("rules");
             std::fs::write(&rules, FILTER_RULES).map_err(LabError::file(&rules))?;
-            let mut command = testbed.nice_command(testbed.current_executable()?);
+            let mut command = testbed.nice_command(programs::tidegate()?);
             command.arg("filter").arg("--rules").arg(&rules).arg("--listen").arg(&socket);
             command.args(["--batch", FILTER_BATCH_VERDICTS, "--duration", &limit]);
             let mut filter = ServerProcess::start("filter", &mut command)?;
@@ -166,7 +166,7 @@ impl<'a> RunningRouter<'a> {
         } else {
             None
         };
-        let executable = testbed.current_executable()?;
+        let executable = programs::tidegate()?;
         let mut command = testbed.hosts.router.command_on_core(testbed.server_core, executable);
         command.arg("route").args(testbed.hosts.device_flags("xdp")).args(&setup.flags);
         command.args(["--json", "--realtime", "--cpu", &core, "--duration", &limit]);
@@ -282,10 +282,6 @@ destination-port = "1-1023"
 "#;
 
 impl FloodTestbed {
-    fn current_executable(&self) -> Result<PathBuf, LabError> {
-        std::env::current_exe().map_err(LabError::io("cannot find the current executable"))
-    }
-
     /// Returns a command that runs an ordinary process on the router's core.
     ///
     /// The process has priority over other ordinary processes of this machine, which then disturb

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::load::{Exchange, LinkKind, TcpLoadConfig};
+use tidegate_load::{Exchange, LinkKind, TcpLoadConfig};
 
 const STREAM_COUNTS: [usize; 2] = [1, 16];
 /// Bytes of one write.

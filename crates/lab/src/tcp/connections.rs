@@ -8,7 +8,7 @@ use super::{
 use crate::cpu;
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::load::{LinkKind, TcpLoadConfig};
+use tidegate_load::{LinkKind, TcpLoadConfig};
 
 /// Connections that send requests, whatever the number of idle connections.
 const ACTIVE_CONNECTIONS: usize = 500;

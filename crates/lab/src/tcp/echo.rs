@@ -9,7 +9,7 @@ use super::{
 };
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::load::{LinkKind, TcpLoadConfig};
+use tidegate_load::{LinkKind, TcpLoadConfig};
 
 /// Maximum number of ports of one source address that a load uses.
 const CONNECTIONS_PER_SOURCE: usize = 16_000;

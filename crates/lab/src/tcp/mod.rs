@@ -15,10 +15,10 @@ use serde::Serialize;
 
 use crate::cpu::{CoreTicks, CoreUsage};
 use crate::error::LabError;
-use crate::livelock::test_case::own_executable;
-use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
 use crate::netns::{VethConfig, VethPair};
 use crate::process::ServerProcess;
+use crate::programs;
+use tidegate_load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
 
 /// Address of the client's kernel stack, for a load on kernel sockets.
 const KERNEL_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -131,7 +131,7 @@ impl TcpTestbed {
         if uses_gro {
             end.set_threaded_napi(self.server_core)?;
         }
-        let mut command = end.namespace.command_on_core(self.server_core, own_executable()?);
+        let mut command = end.namespace.command_on_core(self.server_core, programs::tidegate()?);
         command.args(["serve", "echo", "--tcp", "--listen", &ECHO_PORT.to_string(), "--json"]);
         command.args(["--cpu", &self.server_core.to_string()]);
         let cidr = format!("{TIDEGATE_SERVER}/{PREFIX_BITS}");
@@ -194,7 +194,7 @@ impl TcpTestbed {
             let load = load_tcp_with_hook(config, || {
                 on_open()?;
                 before = Some(self.ticks()?);
-                Ok(())
+                Ok::<_, LabError>(())
             })?;
             let after = self.ticks()?;
             let before = before.unwrap_or(after);

@@ -11,14 +11,14 @@ use tidegate_wire::{MacAddr, TcpFlags};
 use super::{ECHO_PORT, TcpLabConfig, choose_cores, median};
 use crate::error::LabError;
 use crate::experiment::Experiment;
-use crate::livelock::test_case::own_executable;
 use crate::livelock::testbed::{
     CLIENT_ADDRESS, FloodTestbed, GIGABIT_LINE_PPS, GoodputMeter, LOAD_ADDRESS, LOAD_MAC,
     PREFIX_BITS, ReceiveWork, Receiver, TIDEGATE_ADDRESS,
 };
 use crate::load::segment::Segment;
-use crate::load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
 use crate::process::ServerProcess;
+use crate::programs;
+use tidegate_load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
 
 /// Connections per second of the client.
 const CONNECTS_PER_SECOND: f64 = 100.0;
@@ -116,7 +116,7 @@ fn measure(testbed: &FloodTestbed, case: &FloodCase, seconds: f64) -> Result<Flo
     let address = format!("{TIDEGATE_ADDRESS}/{PREFIX_BITS}");
     // Default route for the replies to the flood's sources.
     let route = format!("0.0.0.0/0={LOAD_ADDRESS}");
-    let mut command = end.namespace.command_on_core(testbed.server_core, own_executable()?);
+    let mut command = end.namespace.command_on_core(testbed.server_core, programs::tidegate()?);
     command.args(["serve", "echo", "--tcp", "--listen", &port, "--json", "--cpu", &core]);
     command.args(["--iface", &end.device, "--address", &address, "--route", &route]);
     let mut server = ServerProcess::start("tidegate", command.args(case.flags))?;
@@ -134,7 +134,7 @@ fn measure(testbed: &FloodTestbed, case: &FloodCase, seconds: f64) -> Result<Flo
         core: Some(testbed.load_core),
         ..TcpLoadConfig::new(LinkKind::Kernel, (TIDEGATE_ADDRESS, ECHO_PORT).into())
     };
-    let client = testbed.pair.a.namespace.spawn(move || load_tcp(&load))?;
+    let client = testbed.pair.a.namespace.spawn(move || Ok(load_tcp(&load)?))?;
     thread::sleep(Duration::from_secs_f64(LEARNING_SECONDS));
     let time = Duration::from_secs_f64(seconds + SETTLING_SECONDS);
     let measured = testbed.measure(

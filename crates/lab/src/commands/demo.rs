@@ -3,8 +3,8 @@
 use clap::Args;
 use tidegate_lab::demo::{self, DemoConfig};
 
+use super::{Output, clean_up_on_signal};
 use crate::Failure;
-use crate::lab::{Output, clean_up_on_signal};
 
 /// Flags of `demo`.
 #[derive(Args)]

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::latency::{LatencyHistogram, LatencySummary};
-use super::link::Link;
-use super::pacer::Pacer;
-use super::workload::{MatchResult, Workload, WorkloadSummary};
-use crate::error::LabError;
-use crate::experiment::format_number;
+use crate::error::LoadError;
+use crate::latency::{LatencyHistogram, LatencySummary};
+use crate::link::Link;
+use crate::number::format_number;
+use crate::pacer::Pacer;
+use crate::workload::{MatchResult, Workload, WorkloadSummary};
 
 /// Maximum number of requests per burst.
 const BURST_REQUESTS: usize = 64;
@@ -202,9 +202,9 @@ pub fn run_open_loop<L: Link, W: Workload>(
     workload: &mut W,
     schedule: &Schedule,
     on_progress: &mut dyn FnMut(&LoadProgress),
-) -> Result<LoadResult, LabError> {
+) -> Result<LoadResult, LoadError> {
     const SECOND_NS: u64 = 1_000_000_000;
-    let failed = || LabError::io("the link failed under load");
+    let failed = || LoadError::io("the link failed under load");
     let origin = Instant::now();
     let clock = || origin.elapsed().as_nanos() as u64;
     let send_until_ns = schedule.warm_up_ns + schedule.measure_ns;

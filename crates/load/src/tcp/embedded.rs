@@ -13,8 +13,8 @@ use tidegate::{
 };
 
 use super::{ConnectionOps, ConnectionSet, TcpLoadConfig, source_address};
-use crate::error::LabError;
-use crate::load::LinkKind;
+use crate::LinkKind;
+use crate::error::LoadError;
 
 /// Connections served while the stack is locked. Their segments leave at the end of the batch.
 /// Small batches let the server process the first requests while the generator builds the rest.
@@ -33,8 +33,8 @@ pub(super) struct EmbeddedConnections<'c> {
 }
 
 impl<'c> EmbeddedConnections<'c> {
-    pub(super) fn open(config: &'c TcpLoadConfig) -> Result<Self, LabError> {
-        let missing = |what: &str| LabError::Config(what.to_owned());
+    pub(super) fn open(config: &'c TcpLoadConfig) -> Result<Self, LoadError> {
+        let missing = |what: &str| LoadError::Config(what.to_owned());
         let interface = config.interface.clone();
         let interface =
             interface.ok_or_else(|| missing("give --iface, the interface to send on"))?;
@@ -62,8 +62,8 @@ impl<'c> EmbeddedConnections<'c> {
                     missing("the prefix length is not valid for the source address")
                 })?);
         }
-        let net =
-            Net::open(net).map_err(LabError::io_other("cannot open the load generator's stack"))?;
+        let net = Net::open(net)
+            .map_err(LoadError::io_other("cannot open the load generator's stack"))?;
         let poll = Poll::new(&net);
         let streams = (0..config.connections).map(|_| None).collect();
         Ok(Self { net, poll, ready: Vec::new(), config, streams })

@@ -3,19 +3,8 @@
 
 mod support;
 
-use std::process::Command;
-
 use serde_json::Value;
-use support::is_root;
-
-/// Runs a lab with small parameters and returns its result.
-fn lab(arguments: &[&str]) -> Value {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    let output = command.arg("lab").args(arguments).args(["--json", "-"]).output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {stderr}");
-    serde_json::from_slice(&output.stdout).unwrap()
-}
+use support::{is_root, lab};
 
 /// True if the kernel's trace events are available; prints the reason if not.
 fn can_trace(test: &str) -> bool {

@@ -8,17 +8,17 @@ use tidegate_device::packet::{self, PacketConfig, PacketDevice};
 use tidegate_device::xdp::{self, XdpConfig, XdpDevice};
 use tidegate_device::{Device, DeviceCounters};
 use tidegate_memory::{Arena, ArenaConfig, FrameSize};
+use tidegate_wire::MacAddr;
 
-use super::device_link::DeviceLink;
-use super::kernel_link::KernelLink;
-use super::link::Link;
-use super::open_loop::{LoadProgress, LoadResult, Schedule, run_open_loop};
-use super::query_file::QuerySet;
-use super::template::Addressing;
-use super::workload::{DnsWorkload, EchoWorkload, ResponseHook, Workload};
-use crate::cpu;
-use crate::error::LabError;
-use crate::netns::parse_mac;
+use crate::core;
+use crate::device_link::DeviceLink;
+use crate::error::LoadError;
+use crate::kernel_link::KernelLink;
+use crate::link::Link;
+use crate::open_loop::{LoadProgress, LoadResult, Schedule, run_open_loop};
+use crate::query_file::QuerySet;
+use crate::template::Addressing;
+use crate::workload::{DnsWorkload, EchoWorkload, ResponseHook, Workload};
 
 /// Means of transmission of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,18 +128,18 @@ impl LoadConfig {
     /// Converts rate and times into the schedule of an open loop.
     ///
     /// # Errors
-    /// [`LabError::Config`] when a time or the rate is invalid.
-    pub fn schedule(&self) -> Result<Schedule, LabError> {
+    /// [`LoadError::Config`] when a time or the rate is invalid.
+    pub fn schedule(&self) -> Result<Schedule, LoadError> {
         let nanoseconds = |name: &str, seconds: f64| {
             if (0.0..=MAX_SECONDS).contains(&seconds) {
                 return Ok((seconds * 1e9) as u64);
             }
-            Err(LabError::Config(format!(
+            Err(LoadError::Config(format!(
                 "{name} must be 0 to {MAX_SECONDS} seconds, not {seconds}"
             )))
         };
         if let Some(rate) = self.rate_pps.filter(|rate| !(*rate > 0.0 && rate.is_finite())) {
-            return Err(LabError::Config(format!(
+            return Err(LoadError::Config(format!(
                 "{rate} requests/s is not a valid rate; omit the rate to send at the maximum"
             )));
         }
@@ -153,30 +153,29 @@ impl LoadConfig {
     }
 
     /// Converts the addresses for a device link; the source hardware address is still zero.
-    fn addressing(&self) -> Result<Addressing, LabError> {
+    fn addressing(&self) -> Result<Addressing, LoadError> {
         let source = self.source.ok_or_else(|| {
-            LabError::Config(
+            LoadError::Config(
                 "a load over a device needs --source, an unused address on the link".into(),
             )
         })?;
         let flows = u64::from(self.sources) * u64::from(self.ports);
         if !(1..=u64::from(MAX_FLOWS)).contains(&flows) {
-            return Err(LabError::Config(format!(
+            return Err(LoadError::Config(format!(
                 "{} sources with {} ports each make {flows} flows; 1 to {MAX_FLOWS} are possible",
                 self.sources, self.ports
             )));
         }
         if self.first_port == 0 || self.first_port.checked_add(self.ports - 1).is_none() {
-            return Err(LabError::Config(format!(
+            return Err(LoadError::Config(format!(
                 "source ports {} and {} after it are not between 1 and 65535",
                 self.first_port,
                 self.ports - 1
             )));
         }
         let mac = self.mac.as_deref().map(|text| {
-            parse_mac(text).ok_or_else(|| {
-                LabError::Config(format!("{text:?} is not a MAC address like 02:00:00:00:00:01"))
-            })
+            let parsed = text.parse().map(|MacAddr(octets)| octets);
+            parsed.map_err(|error| LoadError::Config(format!("MAC address {text:?}: {error}")))
         });
         Ok(Addressing {
             source_mac: [0; 6],
@@ -189,9 +188,9 @@ impl LoadConfig {
         })
     }
 
-    fn interface(&self) -> Result<&str, LabError> {
+    fn interface(&self) -> Result<&str, LoadError> {
         self.interface.as_deref().ok_or_else(|| {
-            LabError::Config("a load over a device needs --iface, the interface to send on".into())
+            LoadError::Config("a load over a device needs --iface, the interface to send on".into())
         })
     }
 }
@@ -233,7 +232,7 @@ pub fn load_dns(
     queries: &QuerySet,
     hook: Option<ResponseHook<'_>>,
     progress: ProgressCallback<'_>,
-) -> Result<LoadReport, LabError> {
+) -> Result<LoadReport, LoadError> {
     run_load(config, progress, |flows| {
         let workload = DnsWorkload::new(queries, flows);
         match hook {
@@ -251,9 +250,9 @@ pub fn load_udp(
     config: &LoadConfig,
     bytes: usize,
     progress: ProgressCallback<'_>,
-) -> Result<LoadReport, LabError> {
-    if !(6..=super::template::MAX_PAYLOAD_BYTES).contains(&bytes) {
-        return Err(LabError::Config(format!("a payload is 6 to 1452 bytes, not {bytes}")));
+) -> Result<LoadReport, LoadError> {
+    if !(6..=crate::template::MAX_PAYLOAD_BYTES).contains(&bytes) {
+        return Err(LoadError::Config(format!("a payload is 6 to 1452 bytes, not {bytes}")));
     }
     run_load(config, progress, |flows| EchoWorkload::new(bytes, flows))
 }
@@ -262,10 +261,10 @@ fn run_load<W: Workload>(
     config: &LoadConfig,
     progress: ProgressCallback<'_>,
     make_workload: impl FnOnce(u32) -> W,
-) -> Result<LoadReport, LabError> {
+) -> Result<LoadReport, LoadError> {
     let schedule = config.schedule()?;
     if let Some(core) = config.core {
-        cpu::pin_this_thread(core)?;
+        core::pin_this_thread(core)?;
     }
     match config.link {
         LinkKind::Kernel => {
@@ -283,16 +282,16 @@ fn run_load<W: Workload>(
 }
 
 /// Opens a link over the configured device.
-pub(super) fn open_device_link(
+pub(crate) fn open_device_link(
     config: &LoadConfig,
-) -> Result<DeviceLink<Box<dyn Device>>, LabError> {
+) -> Result<DeviceLink<Box<dyn Device>>, LoadError> {
     let (device, arena) = open_device(config)?;
     DeviceLink::open(device, arena, config.addressing()?)
 }
 
-fn open_device(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LabError> {
+fn open_device(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LoadError> {
     match config.link {
-        LinkKind::Kernel => Err(LabError::Config(
+        LinkKind::Kernel => Err(LoadError::Config(
             "this load needs a device, not kernel sockets: give --io xdp, packet or dpdk:DEVICE"
                 .into(),
         )),
@@ -313,7 +312,7 @@ pub fn load_over_device<P: Device, W: Workload>(
     schedule: &Schedule,
     progress: ProgressCallback<'_>,
     make_workload: impl FnOnce(u32) -> W,
-) -> Result<LoadReport, LabError> {
+) -> Result<LoadReport, LoadError> {
     let mut link = DeviceLink::open(device, arena, config.addressing()?)?;
     let mut workload = make_workload(link.flow_count());
     let result = run_open_loop(&mut link, &mut workload, schedule, progress)?;
@@ -326,12 +325,12 @@ pub(crate) fn nonzero_drops(counters: &DeviceCounters) -> Vec<(String, u64)> {
     counters.drops.nonzero().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
 }
 
-fn make_arena(frame_size: FrameSize) -> Result<Arena, LabError> {
+fn make_arena(frame_size: FrameSize) -> Result<Arena, LoadError> {
     Arena::new(ArenaConfig { frames: 8192, frame_size, ..ArenaConfig::default() })
-        .map_err(|error| LabError::Config(error.to_string()))
+        .map_err(|error| LoadError::Config(error.to_string()))
 }
 
-fn open_xdp(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LabError> {
+fn open_xdp(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LoadError> {
     let mut arena = make_arena(FrameSize::K2)?;
     let addressing = config.addressing()?;
     // One rule replaces thousands of address rules: the interface belongs to the generator alone.
@@ -344,19 +343,19 @@ fn open_xdp(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LabError> {
     let xdp =
         XdpConfig::new(config.interface()?).busy_poll(xdp::BusyPoll::default()).steering(steering);
     let device = XdpDevice::open(xdp, &mut arena)
-        .map_err(|error| LabError::Config(format!("{error}\nor use AF_PACKET: --io packet")))?;
+        .map_err(|error| LoadError::Config(format!("{error}\nor use AF_PACKET: --io packet")))?;
     Ok((Box::new(device), arena))
 }
 
-fn open_dpdk(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LabError> {
+fn open_dpdk(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LoadError> {
     let mut arena = make_arena(dpdk::RECOMMENDED_FRAME_SIZE)?;
     let Ok(dpdk_config) = config.interface()?.parse();
     let device = dpdk::open(&dpdk_config, &mut arena)
-        .map_err(|error| LabError::Config(error.to_string()))?;
+        .map_err(|error| LoadError::Config(error.to_string()))?;
     Ok((device, arena))
 }
 
-fn open_packet(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LabError> {
+fn open_packet(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LoadError> {
     let mut arena = make_arena(FrameSize::K2)?;
     let addressing = config.addressing()?;
     let addresses = (0..addressing.source_count.min(64)).map(|index| addressing.source_at(index));
@@ -367,7 +366,7 @@ fn open_packet(config: &LoadConfig) -> Result<(Box<dyn Device>, Arena), LabError
     };
     let packet = PacketConfig::new(config.interface()?).steering(steering);
     let device = PacketDevice::open(&packet, &mut arena)
-        .map_err(|error| LabError::Config(error.to_string()))?;
+        .map_err(|error| LoadError::Config(error.to_string()))?;
     Ok((Box::new(device), arena))
 }
 

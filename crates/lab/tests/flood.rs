@@ -4,18 +4,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{is_root, tidegate};
-
-/// Runs a lab and returns its JSON result.
-fn lab(arguments: &[&str]) -> Value {
-    let mut all = vec!["lab"];
-    all.extend(arguments);
-    all.extend(["--json", "-"]);
-    let output = tidegate(&all);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-    serde_json::from_slice(&output.stdout).unwrap()
-}
+use support::{fails_with, is_root, lab};
 
 fn figure(result: &Value, name: &str) -> f64 {
     result["figures"][name].as_f64().unwrap_or_else(|| panic!("no {name} in {result}"))
@@ -66,10 +55,7 @@ fn livelock_lab_measures_every_load_and_draws_svg() {
 
 #[test]
 fn unknown_transport_error_lists_known_transports() {
-    let output = tidegate(&["lab", "livelock", "--no-dns", "--carriers", "pulled"]);
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success());
-    assert!(error.contains("pulled") && error.contains("polled+feedback"), "{error}");
+    fails_with(&["livelock", "--no-dns", "--carriers", "pulled"], &["pulled", "polled+feedback"]);
 }
 
 #[test]

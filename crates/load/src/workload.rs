@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::pending::{PendingRequest, PendingTable};
-use super::query_file::{MAX_QUERY_BYTES, QuerySet};
-use super::template::sum;
+use crate::pending::{PendingRequest, PendingTable};
+use crate::query_file::{MAX_QUERY_BYTES, QuerySet};
+use crate::template::sum;
 
 /// Payload that was written into a packet.
 #[derive(Clone, Copy, Debug)]
@@ -242,10 +242,7 @@ mod tests {
         let mut buffer = vec![0xaa; workload.max_request_bytes()];
         let payload = workload.write_request(flow, intended_ns, &mut buffer);
         buffer.truncate(payload.len);
-        assert_eq!(
-            super::super::template::fold(sum(&buffer)),
-            super::super::template::fold(payload.sum)
-        );
+        assert_eq!(crate::template::fold(sum(&buffer)), crate::template::fold(payload.sum));
         buffer
     }
 

@@ -8,7 +8,7 @@ use super::{
     ConnectionOps, ConnectionSet, Exchange, ExpectedResponse, TcpLoadConfig, TcpLoadReport,
     Transaction,
 };
-use crate::load::LatencyHistogram;
+use crate::LatencyHistogram;
 
 /// Maximum number of connections being established at the same time.
 const MAX_CONNECTING: usize = 512;

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::template::{Addressing, fold, sum};
+use crate::template::{Addressing, fold, sum};
 
 /// Result of a frame that concerns neighbour discovery.
 #[derive(Clone, Debug, PartialEq, Eq)]

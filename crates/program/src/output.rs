@@ -8,7 +8,7 @@ use crate::Failure;
 
 /// The reader of standard output has gone: the command ends, and nothing is reported.
 #[derive(Debug)]
-pub(crate) struct OutputClosed;
+pub struct OutputClosed;
 
 impl Display for OutputClosed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,7 +22,7 @@ impl std::error::Error for OutputClosed {}
 ///
 /// # Errors
 /// [`OutputClosed`] when the reader has gone, and the error of any other failed write.
-pub(crate) fn print(text: fmt::Arguments<'_>) -> Result<(), Failure> {
+pub fn print(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_fmt(text).and_then(|()| out.flush()).map_err(|error| match error.kind() {
         ErrorKind::BrokenPipe => OutputClosed.into(),
@@ -31,14 +31,15 @@ pub(crate) fn print(text: fmt::Arguments<'_>) -> Result<(), Failure> {
 }
 
 /// Writes a line to standard error. The reader may have gone: a failed write is ignored.
-pub(crate) fn log(line: impl Display) {
+pub fn log(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Writes a line to standard output, formatted as by `println!`. Returns a `Result`.
+#[macro_export]
 macro_rules! print_line {
     ($($argument:tt)*) => {
         $crate::output::print(format_args!("{}\n", format_args!($($argument)*)))
     };
 }
-pub(crate) use print_line;
+pub use print_line;

@@ -4,10 +4,10 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 
-use super::link::Link;
-use super::workload::WrittenPayload;
-use crate::error::LabError;
+use crate::error::LoadError;
+use crate::link::Link;
 use crate::sys::DatagramBatch;
+use crate::workload::WrittenPayload;
 
 /// Maximum number of datagrams per system call.
 const BATCH_DATAGRAMS: usize = 64;
@@ -31,7 +31,7 @@ impl KernelLink {
     ///
     /// # Errors
     /// When a socket cannot be opened, or there is no route to `target`.
-    pub fn open(target: SocketAddr, source: Option<IpAddr>, flows: u32) -> Result<Self, LabError> {
+    pub fn open(target: SocketAddr, source: Option<IpAddr>, flows: u32) -> Result<Self, LoadError> {
         let unspecified: IpAddr = if target.is_ipv4() {
             Ipv4Addr::UNSPECIFIED.into()
         } else {
@@ -46,7 +46,7 @@ impl KernelLink {
         let sockets: io::Result<Vec<UdpSocket>> =
             (0..flows.max(1)).map(|_| open_socket()).collect();
         Ok(Self {
-            sockets: sockets.map_err(LabError::io(format!("cannot open a socket to {target}")))?,
+            sockets: sockets.map_err(LoadError::io(format!("cannot open a socket to {target}")))?,
             current_flow: 0,
             next_read_flow: 0,
             tx_batch: DatagramBatch::new(BATCH_DATAGRAMS, MAX_DATAGRAM_BYTES),

@@ -11,14 +11,14 @@ use std::time::Instant;
 use serde::Serialize;
 use tidegate_device::Device;
 
-use super::device_link::DeviceLink;
-use super::link::Link;
-use super::template::{MAX_PAYLOAD_BYTES, sum};
-use super::udp_load::{LoadConfig, nonzero_drops, open_device_link};
-use super::workload::WrittenPayload;
-use crate::cpu;
-use crate::error::LabError;
-use crate::experiment::format_number;
+use crate::core;
+use crate::device_link::DeviceLink;
+use crate::error::LoadError;
+use crate::link::Link;
+use crate::number::format_number;
+use crate::template::{MAX_PAYLOAD_BYTES, sum};
+use crate::udp_load::{LoadConfig, nonzero_drops, open_device_link};
+use crate::workload::WrittenPayload;
 
 /// Packets received per poll.
 const POLL_QUOTA_PACKETS: usize = 64;
@@ -86,34 +86,34 @@ impl fmt::Display for ClosedLoopReport {
 /// Each payload has `bytes` bytes (1 to 1452). The rate of `config` is not used.
 ///
 /// # Errors
-/// As [`super::load_udp`], and when no response arrives.
+/// As [`crate::load_udp`], and when no response arrives.
 pub fn load_udp_closed_loop(
     config: &LoadConfig,
     bytes: usize,
     in_flight: usize,
-) -> Result<ClosedLoopReport, LabError> {
+) -> Result<ClosedLoopReport, LoadError> {
     if !(1..=MAX_PAYLOAD_BYTES).contains(&bytes) {
-        return Err(LabError::Config(format!("a payload is 1 to 1452 bytes, not {bytes}")));
+        return Err(LoadError::Config(format!("a payload is 1 to 1452 bytes, not {bytes}")));
     }
     if !(1..=MAX_IN_FLIGHT).contains(&in_flight) {
-        return Err(LabError::Config(format!(
+        return Err(LoadError::Config(format!(
             "{in_flight} requests in flight are out of range: 1 to {MAX_IN_FLIGHT} are possible"
         )));
     }
     let schedule = config.schedule()?;
     if let Some(core) = config.core {
-        cpu::pin_this_thread(core)?;
+        core::pin_this_thread(core)?;
     }
     let mut link = open_device_link(config)?;
     let began = Instant::now();
     let clock = || began.elapsed().as_nanos() as u64;
     let mut closed_loop = ClosedLoop::new(bytes, in_flight);
-    let failed = || LabError::io("the device failed under load");
+    let failed = || LoadError::io("the device failed under load");
     closed_loop.run(&mut link, schedule.warm_up_ns, clock).map_err(failed())?;
     let until_ns = clock() + schedule.measure_ns;
     let counts = closed_loop.run(&mut link, until_ns, clock).map_err(failed())?;
     if counts.responses == 0 {
-        return Err(LabError::Config(format!("no response from {}", config.target)));
+        return Err(LoadError::Config(format!("no response from {}", config.target)));
     }
     let seconds = counts.elapsed_ns as f64 / 1e9;
     let answered_pps = counts.responses as f64 / seconds;
@@ -218,8 +218,8 @@ mod tests {
 
     use tidegate_device::mem::{MemConfig, wire};
 
-    use super::super::device_link::tests::{addressing, arena, make_echo};
     use super::*;
+    use crate::device_link::tests::{addressing, arena, make_echo};
 
     /// Runs the loop for `clock_reads` reads of the clock, one millisecond apart. Before each read
     /// the peer echoes the frames whose number `is_answered` accepts.
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn rejects_invalid_settings() {
-        let config = LoadConfig::new(super::super::LinkKind::Kernel, "10.0.0.1:7".parse().unwrap());
+        let config = LoadConfig::new(crate::LinkKind::Kernel, "10.0.0.1:7".parse().unwrap());
         let refused = |bytes, in_flight| {
             load_udp_closed_loop(&config, bytes, in_flight).unwrap_err().to_string()
         };

@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 use tidegate_device::{Burst, Device, DeviceCounters};
 use tidegate_memory::{Arena, Frame};
 
-use super::link::Link;
-use super::neighbour::{self, NeighbourEvent};
-use super::template::{Addressing, FrameTemplate, MAX_PAYLOAD_BYTES};
-use super::workload::WrittenPayload;
-use crate::error::LabError;
+use crate::error::LoadError;
+use crate::link::Link;
+use crate::neighbour::{self, NeighbourEvent};
+use crate::template::{Addressing, FrameTemplate, MAX_PAYLOAD_BYTES};
+use crate::workload::WrittenPayload;
 
 /// Maximum number of frames queued for the device; more would only add delay.
 const MAX_QUEUED_FRAMES: usize = 128;
 
 /// Counts of one poll that reflects responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Reflected {
+pub(crate) struct Reflected {
     /// Responses that became requests again.
-    pub(super) responses: u64,
+    pub(crate) responses: u64,
     /// Responses whose payload differs from the request.
-    pub(super) wrong_responses: u64,
+    pub(crate) wrong_responses: u64,
 }
 
 /// Link over a device and its arena.
@@ -43,18 +43,18 @@ impl<P: Device> DeviceLink<P> {
     /// hardware address is the device's.
     ///
     /// # Errors
-    /// [`LabError::Unresolved`] when the target does not answer. [`LabError::Config`] when
+    /// [`LoadError::Unresolved`] when the target does not answer. [`LoadError::Config`] when
     /// the device does not carry Ethernet, or source and target are of different families.
-    pub fn open(device: P, arena: Arena, addressing: Addressing) -> Result<Self, LabError> {
+    pub fn open(device: P, arena: Arena, addressing: Addressing) -> Result<Self, LoadError> {
         let capabilities = device.capabilities();
         if capabilities.medium != tidegate_device::Medium::Ethernet {
-            return Err(LabError::Config(format!(
+            return Err(LoadError::Config(format!(
                 "the load generator sends Ethernet frames, which device `{}` does not carry",
                 capabilities.kind
             )));
         }
         if addressing.source.is_ipv4() != addressing.target.is_ipv4() {
-            return Err(LabError::Config(format!(
+            return Err(LoadError::Config(format!(
                 "source {} and target {} are of different address families",
                 addressing.source, addressing.target
             )));
@@ -77,11 +77,11 @@ impl<P: Device> DeviceLink<P> {
     }
 
     /// Requests the target's hardware address until a reply arrives, for up to 3 seconds.
-    fn resolve(&mut self) -> Result<[u8; 6], LabError> {
+    fn resolve(&mut self) -> Result<[u8; 6], LoadError> {
         const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
         const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
         let (source, target) = (self.addressing.source, self.addressing.target.ip());
-        let failed = || LabError::io("the device failed while resolving the target");
+        let failed = || LoadError::io("the device failed while resolving the target");
         let start = Instant::now();
         let mut requests_sent = 0;
         while start.elapsed() < RESOLVE_TIMEOUT {
@@ -96,7 +96,7 @@ impl<P: Device> DeviceLink<P> {
             }
             std::thread::yield_now();
         }
-        Err(LabError::Unresolved {
+        Err(LoadError::Unresolved {
             protocol: if target.is_ipv4() { "ARP" } else { "NDP" },
             target,
             waited_ms: RESOLVE_TIMEOUT.as_millis() as u64,
@@ -104,7 +104,7 @@ impl<P: Device> DeviceLink<P> {
     }
 
     /// Returns the number of frames that the device has not accepted yet.
-    pub(super) fn queued_frames(&self) -> usize {
+    pub(crate) fn queued_frames(&self) -> usize {
         self.tx_queue.len()
     }
 
@@ -166,9 +166,9 @@ impl<P: Device> DeviceLink<P> {
     /// place.
     ///
     /// `payload` is the payload of every request and `payload_sum` its
-    /// [`sum`](super::template::sum). A response with a different payload is dropped.
+    /// [`sum`](crate::template::sum). A response with a different payload is dropped.
     #[inline]
-    pub(super) fn reflect_responses(
+    pub(crate) fn reflect_responses(
         &mut self,
         quota: usize,
         payload: &[u8],
@@ -286,12 +286,12 @@ fn parse_udp_v6(packet: &[u8]) -> Option<(IpAddr, &[u8])> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use tidegate_device::mem::{MemConfig, wire};
     use tidegate_memory::{ArenaConfig, FrameSize};
 
-    use super::super::template::sum;
     use super::*;
+    use crate::template::sum;
 
     pub(crate) fn addressing(v6: bool) -> Addressing {
         let (source, target) =

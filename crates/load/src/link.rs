@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::workload::WrittenPayload;
+use crate::workload::WrittenPayload;
 
 /// Sends requests and receives responses, over kernel sockets or a device.
 pub trait Link {

@@ -1,9 +1,10 @@
-//! `tidegate lab`: experiments that measure and write their figures.
+//! Commands: one for each experiment, and the demonstration.
 
 mod attach_latency;
 mod chaos;
 mod concurrent_reads;
 mod cpu_share;
+pub(crate) mod demo;
 mod dns;
 mod dpdk;
 mod echo_cost;

@@ -7,8 +7,8 @@ use std::str::FromStr;
 use domain::base::Rtype;
 use domain::base::name::Name;
 
-use super::template::sum;
-use crate::error::LabError;
+use crate::error::LoadError;
+use crate::template::sum;
 
 /// DNS queries, ready to send except for their id.
 #[derive(Clone, Debug, Default)]
@@ -36,18 +36,18 @@ impl QuerySet {
     /// bytes.
     ///
     /// # Errors
-    /// [`LabError::File`] when the file cannot be read; [`LabError::Query`] with the number of the
+    /// [`LoadError::File`] when the file cannot be read; [`LoadError::Query`] with the number of the
     /// first line that is not a query, or when the file has no query.
-    pub fn read(path: &Path, edns: bool) -> Result<Self, LabError> {
-        let text = fs::read_to_string(path).map_err(LabError::file(path))?;
+    pub fn read(path: &Path, edns: bool) -> Result<Self, LoadError> {
+        let text = fs::read_to_string(path).map_err(LoadError::file(path))?;
         Self::parse(&text, path, edns)
     }
 
     /// Parses the text of a query file; `path` is used in errors only.
     ///
     /// # Errors
-    /// [`LabError::Query`] for a line that is not a query, or when the text has no query.
-    pub fn parse(text: &str, path: &Path, edns: bool) -> Result<Self, LabError> {
+    /// [`LoadError::Query`] for a line that is not a query, or when the text has no query.
+    pub fn parse(text: &str, path: &Path, edns: bool) -> Result<Self, LoadError> {
         let mut set = Self::default();
         let mut lines = 0;
         for (index, line) in text.lines().enumerate() {
@@ -56,7 +56,7 @@ impl QuerySet {
             if line.is_empty() || line.starts_with([';', '#']) {
                 continue;
             }
-            set.push_line(line, edns).map_err(|problem| LabError::Query {
+            set.push_line(line, edns).map_err(|problem| LoadError::Query {
                 path: path.to_path_buf(),
                 line: lines,
                 problem,
@@ -64,7 +64,7 @@ impl QuerySet {
         }
         if set.queries.is_empty() {
             let problem = "there is no query in this file".to_owned();
-            return Err(LabError::Query { path: path.to_path_buf(), line: lines, problem });
+            return Err(LoadError::Query { path: path.to_path_buf(), line: lines, problem });
         }
         Ok(set)
     }
@@ -142,7 +142,7 @@ impl QuerySet {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<QuerySet, LabError> {
+    fn parse(text: &str) -> Result<QuerySet, LoadError> {
         QuerySet::parse(text, Path::new("queries.txt"), false)
     }
 

@@ -15,10 +15,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::Serialize;
 
-use super::{LatencySummary, LinkKind};
-use crate::cpu;
-use crate::error::LabError;
-use crate::experiment::format_number;
+use crate::core;
+use crate::error::LoadError;
+use crate::number::format_number;
+use crate::{LatencySummary, LinkKind};
 
 /// Traffic on the connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -215,7 +215,7 @@ impl fmt::Display for TcpLoadReport {
 /// # Errors
 /// When the configuration is invalid, the device cannot be opened, or the connections cannot be
 /// established.
-pub fn load_tcp(config: &TcpLoadConfig) -> Result<TcpLoadReport, LabError> {
+pub fn load_tcp(config: &TcpLoadConfig) -> Result<TcpLoadReport, LoadError> {
     load_tcp_with_hook(config, || Ok(()))
 }
 
@@ -224,33 +224,34 @@ pub fn load_tcp(config: &TcpLoadConfig) -> Result<TcpLoadReport, LabError> {
 ///
 /// # Errors
 /// As [`load_tcp`], and the error of `on_established`.
-pub fn load_tcp_with_hook(
+pub fn load_tcp_with_hook<E: From<LoadError>>(
     config: &TcpLoadConfig,
-    on_established: impl FnOnce() -> Result<(), LabError>,
-) -> Result<TcpLoadReport, LabError> {
+    on_established: impl FnOnce() -> Result<(), E>,
+) -> Result<TcpLoadReport, E> {
     check(config)?;
     if let Some(core) = config.core {
-        cpu::pin_this_thread(core)?;
+        core::pin_this_thread(core)?;
     }
     let failed =
-        |source: io::Error| LabError::io(format!("TCP load on {} failed", config.target))(source);
+        |source: io::Error| LoadError::io(format!("TCP load on {} failed", config.target))(source);
     if config.link == LinkKind::Kernel {
         let mut connections = kernel::KernelConnections::new(config).map_err(failed)?;
         let mut load = generator::TcpLoad::new(config);
         load.connect_all(&mut connections).map_err(failed)?;
         on_established()?;
-        return load.run(&mut connections, "kernel sockets".to_owned()).map_err(failed);
+        let report = load.run(&mut connections, "kernel sockets".to_owned());
+        return Ok(report.map_err(failed)?);
     }
     let mut connections = embedded::EmbeddedConnections::open(config)?;
     let name = connections.describe();
     let mut load = generator::TcpLoad::new(config);
     load.connect_all(&mut connections).map_err(failed)?;
     on_established()?;
-    load.run(&mut connections, name).map_err(failed)
+    Ok(load.run(&mut connections, name).map_err(failed)?)
 }
 
-fn check(config: &TcpLoadConfig) -> Result<(), LabError> {
-    let invalid = |what: &str| Err(LabError::Config(what.to_owned()));
+fn check(config: &TcpLoadConfig) -> Result<(), LoadError> {
+    let invalid = |what: &str| Err(LoadError::Config(what.to_owned()));
     if config.connections == 0 || config.message_bytes == 0 || config.source_count == 0 {
         return invalid("connections, bytes and sources must be 1 or more");
     }

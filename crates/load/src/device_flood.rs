@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use tidegate_device::Device;
 
-use super::device_link::DeviceLink;
-use super::link::Link;
-use super::template::sum;
-use super::udp_load::{LoadConfig, open_device_link};
-use super::workload::WrittenPayload;
-use crate::error::LabError;
+use crate::device_link::DeviceLink;
+use crate::error::LoadError;
+use crate::link::Link;
+use crate::template::sum;
+use crate::udp_load::{LoadConfig, open_device_link};
+use crate::workload::WrittenPayload;
 
 /// Maximum number of frames between two reads of the clock.
 const BURST_FRAMES: u64 = 64;
@@ -36,8 +36,8 @@ impl DeviceFlood<Box<dyn Device>> {
     /// `config` are not used.
     ///
     /// # Errors
-    /// As [`super::load_udp`].
-    pub fn open(config: &LoadConfig, bytes: usize) -> Result<Self, LabError> {
+    /// As [`crate::load_udp`].
+    pub fn open(config: &LoadConfig, bytes: usize) -> Result<Self, LoadError> {
         Ok(Self::new(open_device_link(config)?, bytes))
     }
 }
@@ -52,11 +52,11 @@ impl<P: Device> DeviceFlood<P> {
     ///
     /// # Errors
     /// When the device fails.
-    pub fn offer(&mut self, rate_pps: f64, duration: Duration) -> Result<u64, LabError> {
+    pub fn offer(&mut self, rate_pps: f64, duration: Duration) -> Result<u64, LoadError> {
         let began = self.began;
         let clock = || began.elapsed().as_nanos() as u64;
         self.offer_with_clock(rate_pps, duration.as_nanos() as u64, clock)
-            .map_err(LabError::io("the device failed under load"))
+            .map_err(LoadError::io("the device failed under load"))
     }
 
     fn offer_with_clock(
@@ -104,8 +104,8 @@ mod tests {
 
     use tidegate_device::mem::{MemConfig, MemDevice, wire};
 
-    use super::super::device_link::tests::{addressing, arena};
     use super::*;
+    use crate::device_link::tests::{addressing, arena};
 
     fn make_flood(v6: bool) -> (DeviceFlood<MemDevice>, MemDevice) {
         let (ours, theirs) = wire(&MemConfig::default()).unwrap();
