@@ -48,6 +48,14 @@ pub enum KernelError {
         /// Error of the system call.
         source: io::Error,
     },
+    /// The socket may not busy-poll its device.
+    #[error("cannot busy-poll for UDP {address}: {source}; it needs Linux 5.11 and CAP_NET_ADMIN")]
+    BusyPoll {
+        /// Address to serve.
+        address: SocketAddr,
+        /// Error of the system call.
+        source: io::Error,
+    },
     /// Waiting for datagrams failed (`poll`).
     #[error("waiting for datagrams failed: {0}")]
     Poll(#[source] io::Error),
@@ -69,11 +77,16 @@ pub struct KernelOptions {
     pub receive_buffer_bytes: usize,
     /// Lets several sockets share the address (`SO_REUSEPORT`), one per thread.
     pub reuse_port: bool,
+    /// Runs the receive work of the device in the server's own calls, as long as it makes them
+    /// often enough, and not in softirqs (`SO_PREFER_BUSY_POLL`, Linux 5.11). The server never
+    /// sleeps. The device must defer its interrupts (`napi_defer_hard_irqs`,
+    /// `gro_flush_timeout`).
+    pub busy_poll: bool,
 }
 
 impl Default for KernelOptions {
     fn default() -> Self {
-        KernelOptions { receive_buffer_bytes: 8 << 20, reuse_port: false }
+        KernelOptions { receive_buffer_bytes: 8 << 20, reuse_port: false, busy_poll: false }
     }
 }
 
@@ -82,6 +95,7 @@ impl Default for KernelOptions {
 pub struct KernelSocket {
     fd: OwnedFd,
     address: SocketAddr,
+    busy_poll: bool,
 }
 
 impl KernelSocket {
@@ -108,11 +122,15 @@ impl KernelSocket {
         }
         sys::enable_packet_info(fd.as_fd(), address.is_ipv6())
             .map_err(|source| KernelError::Open { address, source })?;
+        if options.busy_poll {
+            sys::prefer_busy_poll(fd.as_fd())
+                .map_err(|source| KernelError::BusyPoll { address, source })?;
+        }
         let bind_error = |source: io::Error| KernelError::Bind { address, source };
         rustix::net::bind(&fd, &address).map_err(|errno| bind_error(errno.into()))?;
         let bound = rustix::net::getsockname(&fd).map_err(|errno| bind_error(errno.into()))?;
         let address = SocketAddr::try_from(bound).map_err(|errno| bind_error(errno.into()))?;
-        Ok(KernelSocket { fd, address })
+        Ok(KernelSocket { fd, address, busy_poll: options.busy_poll })
     }
 
     /// Bound address; contains the assigned port when port 0 was requested.
@@ -128,7 +146,7 @@ impl AsFd for KernelSocket {
 }
 
 /// Serves `sockets` with `responder` until `stop` is set, which is noticed within 100 ms. Sleeps
-/// in the kernel while no datagram arrives. Replies leave from the address that the request was
+/// in the kernel while no datagram arrives, unless a socket busy-polls. Replies leave from the address that the request was
 /// sent to.
 ///
 /// `max_datagram_bytes` bounds requests and replies. Each set of counters belongs to one serving
@@ -166,7 +184,7 @@ pub fn serve_kernel(
         for socket in sockets {
             served += serve_batch(socket, responder, &mut batch, counters)?;
         }
-        if served == 0 {
+        if served == 0 && !sockets.iter().any(|socket| socket.busy_poll) {
             wait(&mut polled)?;
         }
     }

@@ -19,10 +19,7 @@
 #define NEVER (~0ull)
 /* Clock reads before a run ends without a frame: some ten microseconds. */
 #define TURNS_MAX 256
-/* Maximum clock reads while the peer's ring is full. */
-#define FULL_TURNS_MAX 4096
 
-static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
 static long (*bpf_redirect)(u32 interface, u64 flags) = (void *)23;
 
 struct settings {
@@ -36,13 +33,6 @@ struct settings {
 	u64 start_ns;
 	/* Time between two frames in 1/1024 ns; 0: as fast as possible. */
 	u64 interval;
-	/*
-	 * Pause after a frame found the peer's ring full: frames that are due
-	 * meanwhile are lost, as at a NIC. 0: no pause.
-	 */
-	u64 full_ns;
-	/* Core that runs the program. */
-	u64 core;
 };
 
 struct progress {
@@ -50,12 +40,10 @@ struct progress {
 	u64 version;
 	/* Due time of the next frame, in 1/1024 ns after the start. */
 	u64 due;
-	/* Frames offered, accepted by the peer or not. */
+	/* Frames made and sent, accepted by the peer or not. */
 	u64 sent;
 	/* Index of the next frame. */
 	u64 frame;
-	/* End of the pause after the peer's ring was full, or 0. */
-	u64 full_until_ns;
 };
 
 struct frame {
@@ -84,30 +72,6 @@ struct {
 } frames SECTION(".maps");
 
 /*
- * On ring overflow a NIC drops frames at no cost to either side. Here the sender
- * would free each dropped frame under a lock that the receiver takes for each of
- * its own frames, at a cost to the receiver at millions of frames a second. So no
- * frames are generated while the peer has enough to process, and the frames due
- * meanwhile count as offered.
- */
-INLINE void lose_what_comes_meanwhile(const struct settings *set, struct progress *at)
-{
-	u64 lost;
-	int turn;
-
-	for (turn = 0; turn < FULL_TURNS_MAX; turn++) {
-		if (bpf_ktime_get_ns() >= at->full_until_ns)
-			break;
-	}
-	at->full_until_ns = 0;
-	if (set->interval == 0)
-		return;
-	lost = (set->full_ns << 10) / set->interval;
-	at->due += lost * set->interval;
-	at->sent += lost;
-}
-
-/*
  * Waits briefly until a frame is due, then advances the schedule by one frame. A
  * frame that is not sent returns to the kernel's pool, whose lock the receiver of
  * earlier frames takes as well: waiting here keeps that cost from the receiver.
@@ -123,8 +87,6 @@ INLINE int is_due(const struct settings *set, struct progress *at)
 		at->version = set->version;
 		at->due = 0;
 	}
-	if (at->full_until_ns)
-		lose_what_comes_meanwhile(set, at);
 	if (set->interval == 0)
 		return 1;
 	for (turn = 0; turn < TURNS_MAX; turn++) {
@@ -168,30 +130,6 @@ int flood(struct xdp_md *context)
 	}
 	at->sent++;
 	return bpf_redirect(set->interface, 0);
-}
-
-/* Arguments of the tracepoint xdp_devmap_xmit. */
-struct transmitted {
-	u64 from_device;
-	u64 to_device;
-	u64 sent;
-	u64 dropped;
-};
-
-/* Observes the fate of sent frames, a few at a time. */
-SECTION("raw_tp/xdp_devmap_xmit")
-int room(struct transmitted *frames)
-{
-	struct settings *set;
-	struct progress *at;
-	u32 zero = 0;
-
-	set = bpf_map_lookup_elem(&settings, &zero);
-	at = bpf_map_lookup_elem(&progress, &zero);
-	if (set && at && set->full_ns && (int)frames->dropped > 0 &&
-	    bpf_get_smp_processor_id() == set->core)
-		at->full_until_ns = bpf_ktime_get_ns() + set->full_ns;
-	return 0;
 }
 
 static const char license_text[] SECTION("license") = "MIT";

@@ -29,7 +29,7 @@ struct Cli {
 #[derive(clap::Subcommand)]
 enum Command {
     #[command(flatten)]
-    Lab(Lab),
+    Lab(Box<Lab>),
     /// Demonstrate a DNS server on real packets, beside the same server on kernel sockets
     Demo(Demo),
     /// Restore settings of an interface; the laboratory starts this itself

@@ -10,6 +10,7 @@ use tidegate_sim::{
     PriorityLevel, Setup, SimReport,
 };
 
+use crate::livelock::curve::UNSATURATED_SHARE;
 use crate::plot::{Axis, Panel, Picture, Series};
 use crate::{Experiment, LabError};
 
@@ -190,7 +191,7 @@ fn experiment(config: &SweepConfig, points: &[SweepPoint]) -> Experiment {
         config.seed, config.window_ms
     ));
     result.note(
-        "a floor is the worst goodput at any load that is at least the peak, over the peak, for the worst \
+        "a floor is the worst goodput at any load above saturation, over the best at any load, for the worst \
          number of cores; sweep_floor is that of polled with feedback",
     );
     result.picture = Some(picture(config, &result));
@@ -204,10 +205,10 @@ fn floor(points: &[SweepPoint], mode: SweepMode, cores: u32) -> f64 {
     let matching = points.iter().filter(|point| point.mode == mode && point.cores == cores);
     let rates: Vec<(f64, f64)> =
         matching.map(|point| (point.report.offered_pps(), point.report.delivered_pps())).collect();
-    let peak = rates.iter().map(|rate| rate.1).fold(0.0, f64::max);
-    let above = rates.iter().filter(|rate| rate.0 >= peak);
-    let worst = above.map(|rate| rate.1).fold(peak, f64::min);
-    if peak > 0.0 { worst / peak } else { 0.0 }
+    let best = rates.iter().map(|rate| rate.1).fold(0.0, f64::max);
+    let above = rates.iter().filter(|rate| rate.1 < UNSATURATED_SHARE * rate.0);
+    let worst = above.map(|rate| rate.1).fold(best, f64::min);
+    if best > 0.0 { worst / best } else { 0.0 }
 }
 
 fn row(point: &SweepPoint) -> Value {

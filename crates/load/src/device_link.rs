@@ -103,9 +103,11 @@ impl<P: Device> DeviceLink<P> {
         })
     }
 
-    /// Returns the number of frames that the device has not accepted yet.
-    pub(crate) fn queued_frames(&self) -> usize {
-        self.tx_queue.len()
+    /// Drops the frames that the device has not accepted.
+    pub(crate) fn drop_queued_frames(&mut self) {
+        while let Some(frame) = self.tx_queue.pop_front() {
+            self.arena.free(frame);
+        }
     }
 
     /// Returns the counters of the device.

@@ -9,6 +9,9 @@ use std::ptr;
 
 use super::BATCH_DATAGRAMS;
 
+/// Time that a call polls the device for, in microseconds; a call that may not block polls once.
+const BUSY_POLL_US: libc::c_int = 50;
+
 /// Buffer for one control message with a packet-info structure, aligned as the kernel requires.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
@@ -21,15 +24,30 @@ pub(super) fn enable_packet_info(fd: BorrowedFd<'_>, ipv6: bool) -> io::Result<(
     } else {
         (libc::IPPROTO_IP, libc::IP_PKTINFO)
     };
-    let on: libc::c_int = 1;
-    // SAFETY: `on` is a c_int that lives through the call, and its size is given.
+    set_option(fd, level, option, 1)
+}
+
+/// Makes calls of the socket poll its device, instead of softirqs (`SO_PREFER_BUSY_POLL`).
+pub(super) fn prefer_busy_poll(fd: BorrowedFd<'_>) -> io::Result<()> {
+    set_option(fd, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, 1)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET, BATCH_DATAGRAMS as libc::c_int)
+}
+
+fn set_option(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: `value` is a c_int that lives through the call, and its size is given.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
             level,
             option,
-            ptr::from_ref(&on).cast(),
-            size_of_val(&on) as libc::socklen_t,
+            ptr::from_ref(&value).cast(),
+            size_of_val(&value) as libc::socklen_t,
         )
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

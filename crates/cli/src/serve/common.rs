@@ -65,6 +65,10 @@ pub(crate) struct ServerOptions {
     /// --io kernel
     #[arg(long, help_heading = "Readers")]
     reuse_port: bool,
+    /// Poll the device in the server's own calls instead of softirqs, and never sleep
+    /// (SO_PREFER_BUSY_POLL); with --io kernel, for datagrams
+    #[arg(long)]
+    busy_poll: bool,
     #[command(flatten)]
     pub(crate) user: UserOption,
     /// Listen on this Unix socket for `tidegate ctl`
@@ -240,7 +244,11 @@ impl ServerOptions {
     ) -> Result<(), Failure> {
         let ServerRun { name, addresses, startup, reload, served } = run;
         let stop = &*startup.stop();
-        let options = KernelOptions { reuse_port: self.reuse_port, ..Default::default() };
+        let options = KernelOptions {
+            reuse_port: self.reuse_port,
+            busy_poll: self.busy_poll,
+            ..Default::default()
+        };
         let bind_all = || {
             let bind = |&address| KernelSocket::bind(address, &options);
             addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()
@@ -338,6 +346,9 @@ impl ServerOptions {
             return Err("--reuse-port is for --io kernel: on Tidegate each reader has a queue \
                         of its own without it"
                 .into());
+        }
+        if self.busy_poll && !kernel && self.config.is_none() {
+            return Err("--busy-poll is for --io kernel: on Tidegate give --mode dedicated".into());
         }
         Ok(())
     }

@@ -1,6 +1,11 @@
 //! `tidegate lab livelock`.
 
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
 use clap::Args;
+use tidegate_lab::livelock::raw_receiver::{RawReceiverConfig, run_raw_receiver};
 use tidegate_lab::{dns, livelock};
 
 use super::{Measure, PlotOutput};
@@ -16,7 +21,7 @@ pub(crate) struct LivelockLab {
     /// Work per packet, in nanoseconds [default: 0,500,2000,10000]
     #[arg(long, value_name = "NANOSECONDS", value_delimiter = ',')]
     work_ns: Vec<u64>,
-    /// Transports of the service: kernel, or a mode of Tidegate [default: all]
+    /// Transports of the service: kernel, a mode of Tidegate, or raw [default: all]
     #[arg(long, alias = "carriers", value_name = "NAME", value_delimiter = ',')]
     transports: Vec<String>,
     /// DNS servers to measure [default: tidegate-xdp,nsd,knot,knot-xdp]
@@ -28,12 +33,30 @@ pub(crate) struct LivelockLab {
     /// Offered loads besides the maximum, in packets per second
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
     loads: Vec<f64>,
+    /// Hold every load for 10 seconds, instead of 2
+    #[arg(long, conflicts_with = "quick")]
+    long: bool,
+    /// Only receive on this interface: what the test case raw runs
+    #[arg(long, hide = true, value_name = "NAME", requires_all = ["address", "counters"])]
+    as_raw_receiver: Option<String>,
+    #[arg(long, hide = true)]
+    address: Option<IpAddr>,
+    #[arg(long, hide = true)]
+    counters: Option<PathBuf>,
 }
 
 impl LivelockLab {
     pub(super) fn run(self) -> Result<(), Failure> {
+        if let (Some(interface), Some(address), Some(counters)) =
+            (self.as_raw_receiver, self.address, self.counters)
+        {
+            let duration = Duration::from_secs_f64(self.measure.seconds.unwrap_or(10.0));
+            let config = RawReceiverConfig { interface, address, counters, duration };
+            return Ok(run_raw_receiver(&config)?);
+        }
+        let whole = livelock::LivelockConfig::default();
         let mut config = self.measure.config(
-            livelock::LivelockConfig::default(),
+            if self.long { whole.long() } else { whole },
             livelock::LivelockConfig::quick,
             |config| (&mut config.seconds, &mut config.repeats),
         );

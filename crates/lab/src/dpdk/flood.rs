@@ -166,7 +166,7 @@ fn print_progress(repeat: usize, flood_sweep: &FloodSweep) {
 fn conclude(sweeps: &[FloodSweep], result: &mut Experiment) {
     let of =
         |name: &'static str| sweeps.iter().filter(move |flood_sweep| flood_sweep.mode.name == name);
-    let floor = |name| of(name).map(|one| one.curve.floor()).reduce(f64::min);
+    let floor = |name| of(name).filter_map(|one| one.curve.floor()).reduce(f64::min);
     if let Some(floor) = floor(DEFAULT_MODE) {
         result.figure("tidegate_floor", floor);
     }
@@ -175,7 +175,7 @@ fn conclude(sweeps: &[FloodSweep], result: &mut Experiment) {
     }
     let reach = |flood_sweep: &FloodSweep| {
         let max_pps = flood_sweep.curve.points().last().map_or(0.0, |point| point.0);
-        max_pps / flood_sweep.curve.peak_pps().max(1.0)
+        max_pps / flood_sweep.curve.best_pps().max(1.0)
     };
     if let Some(reach) = of(DEFAULT_MODE).map(reach).reduce(f64::min) {
         result.figure("flood_over_capacity", reach);
@@ -183,11 +183,10 @@ fn conclude(sweeps: &[FloodSweep], result: &mut Experiment) {
     result.rows.extend(sweeps.iter().flat_map(rows));
     result.note(
         "flood: the service works a fixed time on each packet and sends no reply; goodput is the \
-         rate of processed packets; as on a NIC, overflow of the memif ring costs the receiver \
-         nothing: the generator pauses for 40 us and counts those frames offered; tidegate_floor \
-         is the lowest goodput at any load from the peak's upwards, divided by the peak; \
-         polled_floor is the same without feedback; flood_over_capacity is the highest load over \
-         the peak",
+         rate of processed packets; every frame that counts as offered was made, and dropped by \
+         the generator where the memif ring was full; tidegate_floor is the lowest goodput at any \
+         load above saturation, divided by the highest at any load; polled_floor is the same \
+         without feedback; flood_over_capacity is the highest load over the highest goodput",
     );
     result.picture = Some(picture(sweeps));
 }

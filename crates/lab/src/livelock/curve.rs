@@ -1,9 +1,12 @@
-//! Goodput as a function of offered load: the peak, and the share kept beyond the peak.
+//! Goodput as a function of offered load: the best rate, and the share kept above saturation.
 
 use crate::dns::peak_search::median;
 use tidegate_load::format_number;
 
 use super::testbed::FloodMeasurement;
+
+/// Minimum share of the offered packets that a server processes while it is not saturated.
+pub(crate) const UNSATURATED_SHARE: f64 = 0.98;
 
 /// All measurements at one offered load.
 #[derive(Clone, Debug, Default)]
@@ -76,44 +79,38 @@ impl GoodputCurve {
         self.steps.iter().filter_map(last).collect::<Vec<_>>().join("  ")
     }
 
-    /// The step with the highest goodput, and all steps from it on, sorted by load.
-    fn peak_and_beyond(&self) -> Option<(&LoadStep, Vec<&LoadStep>)> {
+    /// The step with the highest goodput; among equals, that with the lowest load.
+    fn best_step(&self) -> Option<&LoadStep> {
+        let steps = self.measured_steps();
+        let order = |a: &&&LoadStep, b: &&&LoadStep| a.goodput_pps().total_cmp(&b.goodput_pps());
+        steps.iter().rev().max_by(order).copied()
+    }
+
+    /// The steps above saturation: from the lowest load on of which the server does not process
+    /// all.
+    fn saturated_steps(&self) -> Vec<&LoadStep> {
         let mut steps = self.measured_steps();
-        // Among equals, the step with the lowest load.
-        let order = |a: &&LoadStep, b: &&LoadStep| a.goodput_pps().total_cmp(&b.goodput_pps());
-        let peak = *steps.iter().rev().max_by(|a, b| order(a, b))?;
-        let peak_index = steps.iter().position(|step| std::ptr::eq(*step, peak))?;
-        steps.drain(..peak_index);
-        Some((peak, steps))
+        let is_unsaturated =
+            |step: &&&LoadStep| step.goodput_pps() >= UNSATURATED_SHARE * step.offered_pps();
+        let unsaturated = steps.iter().take_while(is_unsaturated).count();
+        steps.drain(..unsaturated);
+        steps
     }
 
     /// The highest goodput, in packets per second.
-    pub fn peak_pps(&self) -> f64 {
-        self.peak_and_beyond().map_or(0.0, |(peak, _)| peak.goodput_pps())
+    pub fn best_pps(&self) -> f64 {
+        self.best_step().map_or(0.0, LoadStep::goodput_pps)
     }
 
-    /// The floor: lowest goodput at any load from the peak on, relative to the peak; 0 without
-    /// goodput.
+    /// The floor: the lowest goodput at any load above saturation, relative to the highest at any
+    /// load; 0 without goodput. `None` if no load saturates the server.
     ///
     /// Each repeat is compared with itself, and the median counts: a shared machine is slower at
     /// some times than at others.
-    pub fn floor(&self) -> f64 {
-        let Some((peak, steps)) = self.peak_and_beyond() else { return 0.0 };
-        steps.iter().map(|step| step.goodput_ratio_to(peak)).fold(1.0, f64::min)
-    }
-
-    /// Goodput near a load of `offered_pps`, relative to the peak, computed as in
-    /// [`GoodputCurve::floor`]. Uses the highest load if no step is within a tenth of
-    /// `offered_pps`. `None` without measurements.
-    pub fn kept_share_near(&self, offered_pps: f64) -> Option<f64> {
-        let (peak, _) = self.peak_and_beyond()?;
-        let steps = self.measured_steps();
-        let distance = |step: &&LoadStep| (step.offered_pps() - offered_pps).abs();
-        let near = steps
-            .iter()
-            .min_by(|a, b| distance(a).total_cmp(&distance(b)))
-            .filter(|step| distance(step) <= 0.1 * offered_pps);
-        Some(near.or(steps.last())?.goodput_ratio_to(peak))
+    pub fn floor(&self) -> Option<f64> {
+        let best = self.best_step()?;
+        let steps = self.saturated_steps();
+        steps.iter().map(|step| step.goodput_ratio_to(best)).reduce(f64::min)
     }
 
     /// Goodput at the highest load, in packets per second.
@@ -142,37 +139,40 @@ mod tests {
     }
 
     #[test]
-    fn floor_is_the_worst_goodput_beyond_the_peak() {
+    fn floor_is_the_worst_goodput_above_saturation_over_the_best() {
         let collapsing =
             curve(&[(100.0, &[100.0]), (400.0, &[396.0]), (800.0, &[190.0]), (1100.0, &[200.0])]);
-        assert_eq!(collapsing.peak_pps(), 396.0);
-        assert!((collapsing.floor() - 190.0 / 396.0).abs() < 1e-12);
+        assert_eq!(collapsing.best_pps(), 396.0);
+        assert_eq!(collapsing.floor(), Some(190.0 / 396.0));
         assert_eq!(collapsing.goodput_at_max_load_pps(), 200.0);
-        assert_eq!(collapsing.kept_share_near(810.0), Some(190.0 / 396.0));
-        assert_eq!(collapsing.kept_share_near(600.0), Some(200.0 / 396.0), "the most");
-        let holding = curve(&[(100.0, &[100.0]), (500.0, &[480.0]), (1000.0, &[483.0])]);
-        assert_eq!(holding.floor(), 1.0);
+        let rising = curve(&[(100.0, &[100.0]), (500.0, &[480.0]), (1000.0, &[500.0])]);
+        assert_eq!(rising.floor(), Some(0.96), "the load of the lowest is below that of the best");
+    }
+
+    #[test]
+    fn curve_that_processes_everything_has_no_floor() {
+        let unsaturated = curve(&[(100.0, &[100.0]), (400.0, &[396.0])]);
+        assert_eq!(unsaturated.floor(), None);
+        assert_eq!(unsaturated.best_pps(), 396.0);
     }
 
     #[test]
     fn uses_medians_and_sorts_steps_by_load() {
         let noisy = curve(&[(900.0, &[300.0, 10.0, 310.0]), (300.0, &[280.0, 299.0, 900.0])]);
         assert_eq!(noisy.points(), [(300.0, 299.0), (900.0, 300.0)]);
-        assert_eq!(noisy.floor(), 1.0);
+        assert_eq!(noisy.floor(), Some(1.0));
     }
 
     #[test]
     fn compares_each_repeat_with_itself() {
         let drifting = curve(&[(300.0, &[300.0, 200.0, 100.0]), (900.0, &[297.0, 100.0, 99.0])]);
-        assert_eq!(drifting.floor(), 0.99);
-        assert_eq!(drifting.kept_share_near(900.0), Some(0.99));
+        assert_eq!(drifting.floor(), Some(0.99));
     }
 
     #[test]
-    fn floor_is_zero_without_measurements() {
-        assert_eq!(GoodputCurve::with_loads([Some(1.0), None]).floor(), 0.0);
+    fn floor_is_zero_without_goodput() {
+        assert_eq!(GoodputCurve::with_loads([Some(1.0), None]).floor(), None);
         assert_eq!(GoodputCurve::default().goodput_at_max_load_pps(), 0.0);
-        assert_eq!(GoodputCurve::default().kept_share_near(1.0), None);
-        assert_eq!(curve(&[(1.0, &[0.0])]).floor(), 0.0);
+        assert_eq!(curve(&[(1.0, &[0.0])]).floor(), Some(0.0));
     }
 }

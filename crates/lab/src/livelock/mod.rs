@@ -6,6 +6,7 @@
 //! the load grows.
 
 pub mod curve;
+pub mod raw_receiver;
 pub mod test_case;
 pub(crate) mod testbed;
 
@@ -26,11 +27,10 @@ use test_case::{DEFAULT_MODE, FloodedServer, MODES, TestCase, Transport, Zone};
 pub use testbed::FloodMeasurement;
 use testbed::FloodTestbed;
 
-/// Length of a slice, in seconds. The loads of a test case take turns of this length: a machine
-/// that is slow for a second is slow for all loads.
-const SLICE_S: f64 = 0.05;
-/// Settling time at a load before each slice: long enough to work off the queues.
-const WARM_UP: Duration = Duration::from_millis(25);
+/// Settling time at a load before its measurement, as a part of the measuring time.
+const SETTLING: f64 = 0.25;
+/// Work at which modes that no figure compares with the kernel are measured, in nanoseconds.
+const MODE_WORK_NS: u64 = 2_000;
 
 /// Configuration of the experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub struct LivelockConfig {
 
 impl Default for LivelockConfig {
     fn default() -> Self {
-        let kpps = [50, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1500];
+        let kpps = [100, 200, 300, 400, 600, 800, 1000, 1500];
         Self {
             work_ns: vec![0, 500, 2_000, 10_000],
             carriers: Vec::new(),
@@ -67,8 +67,8 @@ impl Default for LivelockConfig {
                 ServerKind::KnotXdp,
             ],
             loads_pps: kpps.map(|kpps| f64::from(kpps) * 1e3).to_vec(),
-            seconds: 0.5,
-            repeats: 5,
+            seconds: 2.0,
+            repeats: 2,
             server_core: 1,
             load_core: 0,
         }
@@ -107,15 +107,32 @@ impl LivelockConfig {
         } else {
             self.carriers.iter().map(|name| name.parse()).collect::<Result<_, _>>()?
         };
+        let is_measured = |transport: &Transport, work_ns| match transport {
+            Transport::Raw => work_ns == 0,
+            Transport::Kernel(_) => true,
+            _ => {
+                *transport == Transport::tidegate()
+                    || work_ns == MODE_WORK_NS
+                    || !self.carriers.is_empty()
+            }
+        };
         let services = self.work_ns.iter().flat_map(|&work_ns| {
-            transports.iter().map(move |&transport| TestCase::Service { transport, work_ns })
+            let measured = transports.iter().filter(move |one| is_measured(one, work_ns));
+            measured.map(move |&transport| TestCase::Service { transport, work_ns })
         });
         Ok(services.chain(self.dns.iter().copied().map(TestCase::Dns)).collect())
     }
 
-    /// Number of slices per load in one turn of a test case.
-    fn slices(&self) -> usize {
-        (self.seconds / SLICE_S).round().max(1.0) as usize
+    /// Every load for 10 s.
+    #[must_use]
+    pub fn long(self) -> Self {
+        Self { seconds: 10.0, ..self }
+    }
+
+    /// Settling time and measuring time at each load.
+    fn times(&self) -> (Duration, Duration) {
+        let measuring = Duration::from_secs_f64(self.seconds);
+        (measuring.mul_f64(SETTLING).min(Duration::from_secs(1)), measuring)
     }
 }
 
@@ -162,31 +179,23 @@ fn sweep_loads(
     zone: Option<&Zone>,
     case_result: &mut CaseResult,
 ) -> Result<(), LabError> {
-    let slices = config.slices();
-    let slice = Duration::from_secs_f64(config.seconds / slices as f64);
+    let (settling, measuring) = config.times();
     // Twice the expected time, plus time to start.
-    let measuring = (slice + WARM_UP) * (case_result.curve.steps.len() * slices) as u32;
-    let limit = measuring * 2 + Duration::from_secs(20);
+    let whole = (settling + measuring) * case_result.curve.steps.len() as u32;
+    let limit = whole * 2 + Duration::from_secs(20);
     let mut server = FloodedServer::start(case_result.test_case, testbed, zone, limit)?;
-    server.flood.drop_like_nic();
-    let mut runs = vec![Vec::new(); case_result.curve.steps.len()];
-    for _ in 0..slices {
-        for (step, runs) in case_result.curve.steps.iter().zip(&mut runs) {
-            let FloodedServer { flood, meter, .. } = &mut server;
-            runs.push(testbed.measure(flood, meter, step.requested_pps, WARM_UP, slice)?);
-        }
-    }
-    for (step, runs) in case_result.curve.steps.iter_mut().zip(&runs) {
-        step.runs.push(FloodMeasurement::mean(runs));
+    for step in &mut case_result.curve.steps {
+        let FloodedServer { flood, meter, .. } = &mut server;
+        let run = testbed.measure(flood, meter, step.requested_pps, settling, measuring)?;
+        step.runs.push(run);
     }
     Ok(())
 }
 
 fn print_progress(repeat: usize, case_result: &CaseResult) {
-    let work = case_result.test_case.work_us().map_or(String::new(), |us| format!("{us} us"));
     eprintln!(
-        "{repeat} {:<16} {work:>7}  {} k/s",
-        case_result.test_case.name(),
+        "{repeat} {:<36}  {} k/s",
+        describe_case(case_result.test_case),
         case_result.curve.format_last_runs()
     );
 }
@@ -204,7 +213,8 @@ fn describe(config: &LivelockConfig, result: &mut Experiment) {
          the other modes poll the device themselves"
     ));
     result.note(format!(
-        "kernel-thread: the NAPI context has a thread on core {server}, of ordinary priority; \
+        "kernel-busy-poll: the server polls the device in its own calls (SO_PREFER_BUSY_POLL) and \
+         never sleeps; kernel-thread: the NAPI context has a thread on core {server}, of ordinary priority; \
          kernel-rps: core {load} receives up to where RPS hands a packet to core {server}, so two \
          cores do its work, and the flood slows down"
     ));
@@ -212,15 +222,25 @@ fn describe(config: &LivelockConfig, result: &mut Experiment) {
         "goodput: packets that the service has processed, read from its counters; of DNS servers, \
          replies counted at their device",
     );
+    let (settling, measuring) = config.times();
     result.note(format!(
-        "{} turns of each test case; in a turn {} slices of {:.0} ms at each load, the loads taking \
-         turns; medians of the turns count; a floor is the median share that each turn kept of its \
-         own goodput at the load of the peak",
+        "each load is held for {} s after {} s, {} times, the test cases taking turns; medians count; \
+         a floor is the lowest goodput at any load above saturation over the highest at any load, each \
+         turn compared with itself",
+        measuring.as_secs_f64(),
+        settling.as_secs_f64(),
         config.repeats,
-        config.slices(),
-        1e3 * config.seconds / config.slices() as f64
     ));
-    result.note(flood::NIC_OVERFLOW_NOTE);
+    result.note(flood::FLOOD_NOTE);
+    result.note(
+        "raw: a loop of the laboratory that only takes frames from AF_XDP and frees them; what it \
+         keeps without work is what the drops of a veth cost any receiver; tidegate_floor is that \
+         with work, no_work_floor_over_raw compares both without",
+    );
+    result.note(format!(
+        "modes other than {DEFAULT_MODE} are measured with {} us of work",
+        MODE_WORK_NS as f64 / 1e3
+    ));
 }
 
 /// Columns of the printed table; the JSON has more.
@@ -235,19 +255,34 @@ const COLUMNS: [&str; 7] = [
 ];
 
 fn conclude(results: &[CaseResult], result: &mut Experiment) {
-    let floor = |wanted: &str| {
-        let of = results.iter().filter(|one| one.test_case.name() == wanted);
-        of.map(|one| one.curve.floor()).reduce(f64::min)
+    let unsaturated: Vec<String> = results
+        .iter()
+        .filter(|one| one.curve.floor().is_none())
+        .map(|one| describe_case(one.test_case))
+        .collect();
+    let of =
+        |wanted: &'static str| results.iter().filter(move |one| one.test_case.name() == wanted);
+    let floor = |wanted| of(wanted).filter_map(|one| one.curve.floor()).reduce(f64::min);
+    let is_idle = |one: &&CaseResult| one.test_case.work_us() == Some(0.0);
+    let floor_without_work = |wanted| of(wanted).filter(is_idle).find_map(|one| one.curve.floor());
+    let floor_with_work = |wanted| {
+        let with_work = of(wanted).filter(|one| !is_idle(one));
+        with_work.filter_map(|one| one.curve.floor()).reduce(f64::min)
     };
     let mut figure = |name: &str, value: Option<f64>| {
         if let Some(value) = value {
             result.figure(name, rounded(value));
         }
     };
-    figure("tidegate_floor", floor(DEFAULT_MODE));
+    figure("tidegate_floor", floor_with_work(DEFAULT_MODE));
+    let (without_work, raw) = (floor_without_work(DEFAULT_MODE), floor_without_work("raw"));
+    figure("tidegate_no_work_floor", without_work);
+    figure("raw_floor", raw);
+    figure("no_work_floor_over_raw", without_work.zip(raw).map(|(own, raw)| own / raw));
     figure("kernel_floor", floor("kernel"));
     figure("kernel_thread_floor", floor("kernel-thread"));
     figure("kernel_rps_floor", floor("kernel-rps"));
+    figure("kernel_busy_poll_floor", floor("kernel-busy-poll"));
     for mode in MODES.iter().filter(|mode| mode.name != DEFAULT_MODE) {
         figure(&format!("{}_floor", mode.name.replace('+', "_")), floor(mode.name));
     }
@@ -258,18 +293,29 @@ fn conclude(results: &[CaseResult], result: &mut Experiment) {
             figure(&format!("tidegate_over_{name}_at_max{suffix}"), ratio);
         }
     }
-    let tidegate_dns = dns(results, ServerKind::TidegateXdp);
-    figure("dns_floor", tidegate_dns.and_then(|curve| curve.kept_share_near(1e6)));
     for (name, kind) in [
+        ("dns_floor", ServerKind::TidegateXdp),
         ("nsd_floor", ServerKind::Nsd),
         ("knot_floor", ServerKind::Knot),
         ("knot_xdp_floor", ServerKind::KnotXdp),
     ] {
-        figure(name, dns(results, kind).map(GoodputCurve::floor));
+        figure(name, dns(results, kind).and_then(GoodputCurve::floor));
+    }
+    if !unsaturated.is_empty() {
+        result.note(format!(
+            "not saturated by any load, so without a floor: {}",
+            unsaturated.join(", ")
+        ));
     }
     result.rows = results.iter().flat_map(rows).collect();
     result.columns = COLUMNS.to_vec();
     result.picture = Some(picture(results));
+}
+
+/// Name of a test case with its work.
+fn describe_case(test_case: TestCase) -> String {
+    let work = test_case.work_us().map_or(String::new(), |us| format!(" with {us} us of work"));
+    format!("{}{work}", test_case.name())
 }
 
 fn rounded(value: f64) -> f64 {
@@ -364,6 +410,9 @@ mod tests {
             case_result(TestCase::Service { transport, work_ns }, points)
         };
         let all = [
+            service("kernel", 0, &[(500.0, 500.0)]),
+            service("raw", 0, &[(900.0, 900.0), (1200.0, 900.0), (1500.0, 720.0)]),
+            service("polled+feedback", 0, &[(900.0, 900.0), (1500.0, 675.0)]),
             service("kernel", 500, &[(400.0, 400.0), (1000.0, 200.0)]),
             service("polled+feedback", 500, &[(800.0, 800.0), (1000.0, 792.0)]),
             service("interrupt", 500, &[(300.0, 300.0), (1000.0, 30.0)]),
@@ -376,6 +425,9 @@ mod tests {
         conclude(&all, &mut result);
         let figures = &result.figures;
         assert_eq!(figures["tidegate_floor"], 0.96);
+        assert_eq!(figures["tidegate_no_work_floor"], 0.75);
+        assert_eq!(figures["raw_floor"], 0.8);
+        assert_eq!(figures["no_work_floor_over_raw"], 0.938);
         assert_eq!(figures["kernel_floor"], 0.5);
         assert_eq!(figures["interrupt_floor"], 0.1);
         assert_eq!(figures["tidegate_over_kernel_at_max"], 3.96);
@@ -383,28 +435,36 @@ mod tests {
         assert_eq!(figures["dns_floor"], 0.975);
         assert_eq!(figures["nsd_floor"], 0.05);
         assert!(!figures.contains_key("knot_floor"));
-        assert_eq!(result.rows.len(), 14);
+        assert_eq!(result.rows.len(), 20);
+        assert!(result.notes.iter().any(|note| note.ends_with("kernel with 0 us of work")));
         let picture = result.picture.unwrap();
-        assert_eq!(picture.panels.len(), 3);
+        assert_eq!(picture.panels.len(), 4);
         assert_eq!(picture.panels[0].series.len(), 3);
     }
 
     #[test]
-    fn splits_a_measurement_into_slices() {
-        let slices = |seconds| LivelockConfig { seconds, ..Default::default() }.slices();
-        assert_eq!([slices(0.01), slices(0.05), slices(0.2), slices(0.5)], [1, 1, 4, 10]);
+    fn settles_before_each_measurement() {
+        let milliseconds = |config: LivelockConfig| {
+            let (settling, measuring) = config.times();
+            (settling.as_millis(), measuring.as_millis())
+        };
+        assert_eq!(milliseconds(LivelockConfig::default()), (500, 2_000));
+        assert_eq!(milliseconds(LivelockConfig::default().long()), (1_000, 10_000));
+        assert_eq!(milliseconds(LivelockConfig::default().quick()), (50, 200));
     }
 
     #[test]
-    fn averages_the_slices_of_a_turn() {
-        let slice = |goodput_pps, busy_percent| FloodMeasurement {
-            goodput_pps,
-            server_core: cpu::CoreUsage { busy_percent, ..Default::default() },
-            ..FloodMeasurement::default()
+    fn measures_the_raw_loop_without_work_and_further_modes_with_some() {
+        let config = LivelockConfig { dns: Vec::new(), ..LivelockConfig::default() };
+        let test_cases = config.test_cases().unwrap();
+        let work_of = |name: &str| {
+            let of = test_cases.iter().filter(|test_case| test_case.name() == name);
+            of.filter_map(|test_case| test_case.work_us()).collect::<Vec<_>>()
         };
-        let mean = FloodMeasurement::mean(&[slice(100.0, 50.0), slice(300.0, 100.0)]);
-        assert_eq!((mean.goodput_pps, mean.server_core.busy_percent), (200.0, 75.0));
-        assert_eq!((mean.offered_pps, mean.load_core.busy_percent), (0.0, 0.0));
+        assert_eq!(work_of("raw"), [0.0]);
+        assert_eq!(work_of("kernel"), [0.0, 0.5, 2.0, 10.0]);
+        assert_eq!(work_of(DEFAULT_MODE), [0.0, 0.5, 2.0, 10.0]);
+        assert_eq!(work_of("dedicated"), [2.0]);
     }
 
     #[test]

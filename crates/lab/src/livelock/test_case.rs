@@ -1,7 +1,8 @@
 //! Test cases of a flood: a service with a given work per packet, or a DNS server.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -25,17 +26,21 @@ pub enum Transport {
     Kernel(usize),
     /// Tidegate on AF_XDP in one of its modes: index into [`MODES`].
     Tidegate(usize),
+    /// A loop of the laboratory that only receives, on AF_XDP.
+    Raw,
 }
 
 /// The kernel's sockets by the context of the receive work, in the order of the table:
 ///
 /// * softirqs of the server's core, as with any NIC;
 /// * a NAPI thread on the same core, which the scheduler limits to its share;
-/// * the load generator's core, up to where RPS hands packets over, so that a second core helps.
-const KERNEL_TRANSPORTS: [(&str, ReceiveWork); 3] = [
+/// * the load generator's core, up to where RPS hands packets over, so that a second core helps;
+/// * the server's own calls (`SO_PREFER_BUSY_POLL`).
+const KERNEL_TRANSPORTS: [(&str, ReceiveWork); 4] = [
     ("kernel", ReceiveWork::Timer),
     ("kernel-thread", ReceiveWork::Thread),
     ("kernel-rps", ReceiveWork::Steered),
+    ("kernel-busy-poll", ReceiveWork::BusyPoll),
 ];
 
 /// A mode of Tidegate: its name in results, and its `serve` flags.
@@ -73,13 +78,14 @@ impl Transport {
         match self {
             Self::Kernel(index) => KERNEL_TRANSPORTS[index].0,
             Self::Tidegate(mode) => MODES[mode].name,
+            Self::Raw => "raw",
         }
     }
 
     /// All transports.
     pub fn all() -> impl Iterator<Item = Self> {
         let kernels = (0..KERNEL_TRANSPORTS.len()).map(Self::Kernel);
-        kernels.chain((0..MODES.len()).map(Self::Tidegate))
+        kernels.chain((0..MODES.len()).map(Self::Tidegate)).chain([Self::Raw])
     }
 
     /// The kernel's sockets with all work on the server's core, as with Tidegate.
@@ -101,12 +107,16 @@ impl Transport {
                 "moderated" | "napi" => ReceiveWork::Timer,
                 _ => ReceiveWork::Server,
             },
+            Self::Raw => ReceiveWork::Server,
         }
     }
 
     fn flags(self) -> &'static [&'static str] {
         match self {
-            Self::Kernel(_) => &[],
+            Self::Kernel(index) if KERNEL_TRANSPORTS[index].1 == ReceiveWork::BusyPoll => {
+                &["--busy-poll"]
+            }
+            Self::Kernel(_) | Self::Raw => &[],
             Self::Tidegate(mode) => MODES[mode].flags,
         }
     }
@@ -232,11 +242,11 @@ fn new_folder() -> Result<TempDir, LabError> {
 
 impl Zone {
     /// Writes the queries in the format of dnsperf and kxdpgun.
-    pub(crate) fn write_queries(&self, folder: &std::path::Path) -> Result<PathBuf, LabError> {
+    pub(crate) fn write_queries(&self, folder: &Path) -> Result<PathBuf, LabError> {
         self.zone_file.write_queries(folder)
     }
 
-    pub(crate) fn setup(&self, folder: &std::path::Path, testbed: &FloodTestbed) -> Setup {
+    pub(crate) fn setup(&self, folder: &Path, testbed: &FloodTestbed) -> Setup {
         Setup {
             folder: folder.to_path_buf(),
             origin: self.zone_file.origin().to_owned(),
@@ -278,23 +288,12 @@ impl EchoService<'_> {
         let on_kernel = matches!(self.transport, Transport::Kernel(_));
         testbed.prepare(if on_kernel { Receiver::Kernel } else { Receiver::Server })?;
         let counters = folder.path().join("counters");
-        let end = &testbed.pair.b;
-        let mut command = end.namespace.command_on_core(testbed.server_core, programs::tidegate()?);
-        let (io, address): (_, IpAddr) = if on_kernel {
-            ("kernel", KERNEL_ADDRESS.into())
-        } else {
-            ("xdp", TIDEGATE_ADDRESS.into())
+        let address: IpAddr =
+            if on_kernel { KERNEL_ADDRESS.into() } else { TIDEGATE_ADDRESS.into() };
+        let mut command = match self.transport {
+            Transport::Raw => raw_command(testbed, address, &counters, limit)?,
+            _ => self.command(testbed, address, &counters, limit)?,
         };
-        let listen = SERVICE_PORT.to_string();
-        command.args(["serve", "echo", "--json", "--listen", &listen, "--io", io]);
-        command.args(["--iface", &end.device, "--address", &format!("{address}/{PREFIX_BITS}")]);
-        command.args(["--cpu", &testbed.server_core.to_string()]);
-        command.args(["--work-ns", &self.work_ns.to_string()]);
-        command.args(["--duration", &format!("{:.1}", limit.as_secs_f64())]);
-        command.arg("--counters").arg(&counters).args(self.transport.flags()).args(self.flags);
-        if self.sink {
-            command.arg("--sink");
-        }
         let mut process = ServerProcess::start(self.transport.name(), &mut command)?;
         process.wait_for_first_line()?;
         let target = SocketAddr::new(address, SERVICE_PORT);
@@ -306,6 +305,44 @@ impl EchoService<'_> {
         let meter = GoodputMeter::CounterFile(counters);
         Ok(FloodedServer { flood, meter, target, _server: Box::new(process), _folder: folder })
     }
+
+    fn command(
+        &self,
+        testbed: &FloodTestbed,
+        address: IpAddr,
+        counters: &Path,
+        limit: Duration,
+    ) -> Result<Command, LabError> {
+        let end = &testbed.pair.b;
+        let mut command = end.namespace.command_on_core(testbed.server_core, programs::tidegate()?);
+        let io = if matches!(self.transport, Transport::Kernel(_)) { "kernel" } else { "xdp" };
+        let listen = SERVICE_PORT.to_string();
+        command.args(["serve", "echo", "--json", "--listen", &listen, "--io", io]);
+        command.args(["--iface", &end.device, "--address", &format!("{address}/{PREFIX_BITS}")]);
+        command.args(["--cpu", &testbed.server_core.to_string()]);
+        command.args(["--work-ns", &self.work_ns.to_string()]);
+        command.args(["--duration", &format!("{:.1}", limit.as_secs_f64())]);
+        command.arg("--counters").arg(counters).args(self.transport.flags()).args(self.flags);
+        if self.sink {
+            command.arg("--sink");
+        }
+        Ok(command)
+    }
+}
+
+/// Command of the loop that only receives.
+fn raw_command(
+    testbed: &FloodTestbed,
+    address: IpAddr,
+    counters: &Path,
+    limit: Duration,
+) -> Result<Command, LabError> {
+    let end = &testbed.pair.b;
+    let mut command = end.namespace.command_on_core(testbed.server_core, programs::laboratory()?);
+    command.args(["livelock", "--as-raw-receiver", &end.device, "--address", &address.to_string()]);
+    command.args(["--seconds", &format!("{:.1}", limit.as_secs_f64())]);
+    command.arg("--counters").arg(counters);
+    Ok(command)
 }
 
 /// Checks that the servers of `kinds` are installed.

@@ -32,6 +32,9 @@ const FIRST_SOURCE_PORT: u16 = 20_000;
 /// Interval at which a timer polls the idle device, in nanoseconds: stands for the interrupt
 /// coalescing of a NIC.
 const POLL_INTERVAL_NS: u64 = 20_000;
+/// Time after which a timer polls the device of a server that busy-polls, in nanoseconds: more than
+/// the server needs between two polls.
+const BUSY_POLL_TIMEOUT_NS: u64 = 1_000_000;
 /// Idle polls before the device enables its interrupt again. The interrupt would run on the
 /// sender's core, so the number is the maximum.
 const MAX_IDLE_POLLS: u32 = i32::MAX as u32;
@@ -58,6 +61,9 @@ pub(crate) enum ReceiveWork {
     Server,
     /// A timer polls the device in softirqs, like a NIC with interrupt coalescing.
     Timer,
+    /// The server polls the device in calls of its sockets. A timer polls when it does not for
+    /// some time.
+    BusyPoll,
     /// Each arrival wakes a thread with priority over everything but the interrupt handler: a
     /// NIC without coalescing.
     Interrupt,
@@ -219,6 +225,11 @@ impl FloodTestbed {
         match receive_work {
             ReceiveWork::Server => {}
             ReceiveWork::Timer => self.receive_by_timer(&frames[..1])?,
+            ReceiveWork::BusyPoll => {
+                self.receive_by_timer(&frames[..1])?;
+                // The timer stays where it is.
+                end.set_deferral(MAX_IDLE_POLLS, BUSY_POLL_TIMEOUT_NS)?;
+            }
             ReceiveWork::Interrupt => {
                 let threads = end.set_threaded_napi(self.server_core)?;
                 threads.into_iter().try_for_each(cpu::run_as_interrupt)?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aya::Ebpf;
 use aya::maps::{Array, MapData};
-use aya::programs::{RawTracePoint, TestRun, TestRunAttrs, TestRunOptions, Xdp};
+use aya::programs::{TestRun, TestRunAttrs, TestRunOptions, Xdp};
 
 use super::bpf;
 use crate::cpu;
@@ -51,25 +51,22 @@ const SMALL_BATCH_FRAMES: u32 = 8;
 /// Minimum rate for large batches, in frames per second.
 const LARGE_BATCH_MIN_PPS: f64 = 500_000.0;
 
-/// Pause of the sender after the peer's queue overflows, in nanoseconds. A veth queues 256 frames;
-/// no server empties that queue in this time.
-const OVERFLOW_PAUSE_NS: u64 = 40_000;
-/// Note for reports about [`Flood::drop_like_nic`].
-pub(crate) const NIC_OVERFLOW_NOTE: &str = "as on a NIC, veth overflow costs the receiver \
-                               nothing: the sender pauses for 40 us, frames due meanwhile count as \
-                               offered; the maximum is the line rate of 10 Gb/s";
+/// Note for reports about the frames of a flood.
+pub(crate) const FLOOD_NOTE: &str = "every frame that counts as offered was made and sent; frames \
+                               that overflow the queue of the veth are freed by the sender, under a \
+                               lock that the receiver takes for its own frames";
 /// Rate of 64-byte frames at the line rate of 10 Gb/s, in frames per second (RFC 2544,
 /// section 20).
 const TEN_GIGABIT_LINE_PPS: f64 = 14_880_952.0;
 
 /// `struct settings` of the BPF program: interface and number of frames, version, start time,
-/// interval, pause after an overflow, core.
-type SettingsWords = [u64; 6];
-/// `struct progress` of the BPF program: version, time of the next frame, frames offered, index of
-/// the next frame, end of the pause after an overflow.
-type ProgressWords = [u64; 5];
+/// interval.
+type SettingsWords = [u64; 4];
+/// `struct progress` of the BPF program: version, time of the next frame, frames sent, index of
+/// the next frame.
+type ProgressWords = [u64; 4];
 
-/// Index of the number of offered frames in `struct progress`.
+/// Index of the number of sent frames in `struct progress`.
 const OFFERED_WORD: usize = 2;
 
 /// Flood that a dedicated core sends until dropped.
@@ -79,9 +76,6 @@ pub struct Flood {
     /// Interface index, and the number of frames in the upper 32 bits.
     device_and_frame_count: u64,
     version: u64,
-    core: usize,
-    /// [`OVERFLOW_PAUSE_NS`], or 0 when the sender frees the frames that overflow the peer's queue.
-    overflow_pause_ns: u64,
     control: Arc<ThreadControl>,
     threads: Vec<JoinHandle<Result<(), LabError>>>,
 }
@@ -141,7 +135,6 @@ impl Flood {
             .map_err(LabError::io_other("cannot load the flood's BPF object"))?;
         let program = bpf::xdp_program(&mut ebpf, "flood")?;
         program.load().map_err(LabError::io_other("the kernel rejects the flood's BPF program"))?;
-        attach_drop_tracepoint(&mut ebpf)?;
         copy_frames(&mut ebpf, frames)?;
         let settings = bpf::take_array(&mut ebpf, "settings")?;
         let progress = bpf::take_array(&mut ebpf, "progress")?;
@@ -159,27 +152,7 @@ impl Flood {
             })?);
         }
         let device_and_frame_count = u64::from(end.ifindex()?) | (frames.len() as u64) << 32;
-        Ok(Self {
-            settings,
-            progress,
-            device_and_frame_count,
-            version: 0,
-            core,
-            overflow_pause_ns: 0,
-            control,
-            threads,
-        })
-    }
-
-    /// Drops frames that overflow the peer's queue as a NIC does, at no cost to the receiver.
-    ///
-    /// After an overflow the sender pauses, and the frames due meanwhile count as offered. The
-    /// maximum rate becomes the line rate of 10 Gb/s.
-    ///
-    /// Otherwise the sender frees these frames under a lock that the receiver takes for each of its
-    /// own frames. At seven million frames a second that lock was a quarter of a receiver's work.
-    pub fn drop_like_nic(&mut self) {
-        self.overflow_pause_ns = OVERFLOW_PAUSE_NS;
+        Ok(Self { settings, progress, device_and_frame_count, version: 0, control, threads })
     }
 
     /// Sets the rate in frames per second: `Some(0.0)` pauses the flood, `None` is the maximum.
@@ -194,10 +167,6 @@ impl Flood {
         if batch_frames_at(rate_pps) != self.control.batch_frames.load(Ordering::Relaxed) {
             self.wait_for_calls()?;
         }
-        let rate_pps = match rate_pps {
-            None if self.overflow_pause_ns > 0 => Some(TEN_GIGABIT_LINE_PPS),
-            other => other,
-        };
         // At least 1: 0 means no limit. Unit: 1/1024 ns.
         let interval_ns_x1024 = rate_pps.map_or(0, |rate| ((1024e9 / rate) as u64).max(1));
         self.write_settings(interval_ns_x1024)?;
@@ -219,21 +188,15 @@ impl Flood {
     /// Writes the settings of the BPF program; the interval is in 1/1024 ns.
     fn write_settings(&mut self, interval_ns_x1024: u64) -> Result<(), LabError> {
         self.version += 1;
-        let settings = [
-            self.device_and_frame_count,
-            self.version,
-            monotonic_ns(),
-            interval_ns_x1024,
-            self.overflow_pause_ns,
-            self.core as u64,
-        ];
+        let settings =
+            [self.device_and_frame_count, self.version, monotonic_ns(), interval_ns_x1024];
         self.settings
             .set(0, settings, 0)
             .map_err(LabError::io_other("cannot set the rate of the flood"))
     }
 
-    /// Returns the number of frames offered so far, including frames that overflowed the peer's
-    /// queue.
+    /// Returns the number of frames made and sent so far, including frames that overflowed the
+    /// peer's queue.
     ///
     /// # Errors
     /// When a sender thread has failed, with the reason.
@@ -300,17 +263,6 @@ fn run_sender(ebpf: &Ebpf, data: &[u8], control: &ThreadControl) -> Result<(), L
         ))?;
     }
     Ok(())
-}
-
-/// Attaches the program that detects frames which overflow the peer's queue.
-fn attach_drop_tracepoint(ebpf: &mut Ebpf) -> Result<(), LabError> {
-    let refused = "cannot attach the flood's BPF program to tracepoint xdp_devmap_xmit";
-    let program: &mut RawTracePoint =
-        ebpf.program_mut("room").and_then(|program| program.try_into().ok()).ok_or_else(|| {
-            LabError::Config("the flood's BPF object has no tracepoint program `room`".into())
-        })?;
-    program.load().map_err(LabError::io_other(refused))?;
-    program.attach("xdp_devmap_xmit").map(drop).map_err(LabError::io_other(refused))
 }
 
 fn copy_frames(ebpf: &mut Ebpf, frames: &[Vec<u8>]) -> Result<(), LabError> {

@@ -326,7 +326,7 @@ fn describe(config: &CpuShareConfig, result: &mut Experiment) {
          those of the router and of ksoftirqd/{server}, and the interrupts during the loop's time, \
          count as packet processing"
     ));
-    result.note(flood::NIC_OVERFLOW_NOTE);
+    result.note(flood::FLOOD_NOTE);
     result.note(
         "share_error_max: percentage points between the configured and the measured share, worst of all \
          loads and shares below 100 %; less than the share is no error where every packet was \

@@ -125,9 +125,7 @@ impl FloodTestbed {
         };
         let payloads = std::iter::repeat_n(PAYLOAD, usize::from(FLOW_COUNT));
         let frames = flood::frames(&addressing, payloads);
-        let mut flood = Flood::new(&self.hosts.left, &frames, self.load_core)?;
-        flood.drop_like_nic();
-        Ok(flood)
+        Flood::new(&self.hosts.left, &frames, self.load_core)
     }
 }
 

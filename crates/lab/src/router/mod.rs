@@ -278,14 +278,14 @@ fn describe(config: &RouterLabConfig, result: &mut Experiment) {
          {server} does all other work: receive work, router, packet filter, and dropping forwarded packets \
          at the far end; forwarded packets are counted at the far device"
     ));
-    result.note(flood::NIC_OVERFLOW_NOTE);
+    result.note(flood::FLOOD_NOTE);
     result.note(
         "the router has real-time priority, as a kernel's network code has priority over processes; the \
          packet filter is an ordinary process. Linux reserves 5 % of a core for such processes, so a \
          livelock is a few percent of the peak and not 0",
     );
     result.note(
-        "a floor is the lowest forwarded rate at any load above that of the peak, over the peak; \
+        "a floor is the lowest forwarded rate at any load above saturation, over the highest at any load; \
          feedback_worst_floor is the worst of all lines with feedback, whatever their quota",
     );
     result.note(
@@ -316,24 +316,27 @@ fn conclude(results: &[LineResults], result: &mut Experiment) {
     let (unmodified, unmodified_with_filter) =
         (curve(RouterMode::Interrupt, None, false), curve(RouterMode::Interrupt, None, true));
     let with_feedback = curve(RouterMode::Feedback, ten, true);
-    figure("unmodified_floor", unmodified.map(GoodputCurve::floor));
-    figure("unmodified_filter_floor", unmodified_with_filter.map(GoodputCurve::floor));
-    figure("polled_floor", curve(RouterMode::Polled, ten, false).map(GoodputCurve::floor));
+    figure("unmodified_floor", unmodified.and_then(GoodputCurve::floor));
+    figure("unmodified_filter_floor", unmodified_with_filter.and_then(GoodputCurve::floor));
+    figure("polled_floor", curve(RouterMode::Polled, ten, false).and_then(GoodputCurve::floor));
     figure(
         "polled_unlimited_floor",
-        curve(RouterMode::Polled, None, false).map(GoodputCurve::floor),
+        curve(RouterMode::Polled, None, false).and_then(GoodputCurve::floor),
     );
-    figure("polled_filter_floor", curve(RouterMode::Polled, ten, true).map(GoodputCurve::floor));
-    figure("feedback_floor", curve(RouterMode::Feedback, ten, false).map(GoodputCurve::floor));
-    figure("feedback_filter_floor", with_feedback.map(GoodputCurve::floor));
+    figure(
+        "polled_filter_floor",
+        curve(RouterMode::Polled, ten, true).and_then(GoodputCurve::floor),
+    );
+    figure("feedback_floor", curve(RouterMode::Feedback, ten, false).and_then(GoodputCurve::floor));
+    figure("feedback_filter_floor", with_feedback.and_then(GoodputCurve::floor));
     let feedback_lines = results.iter().filter(|one| one.line.mode == RouterMode::Feedback);
     figure(
         "feedback_worst_floor",
-        feedback_lines.map(|line_results| line_results.curve.floor()).reduce(f64::min),
+        feedback_lines.filter_map(|line_results| line_results.curve.floor()).reduce(f64::min),
     );
     let peak_ratio = |above: Option<&GoodputCurve>, below: Option<&GoodputCurve>| {
-        let below = below.map(GoodputCurve::peak_pps).filter(|peak| *peak > 0.0)?;
-        Some(above?.peak_pps() / below)
+        let below = below.map(GoodputCurve::best_pps).filter(|peak| *peak > 0.0)?;
+        Some(above?.best_pps() / below)
     };
     figure(
         "feedback_filter_peak_over_unmodified",
@@ -371,7 +374,7 @@ fn row(line_results: &LineResults) -> Value {
         "peak_per_s": peak.1.round(),
         "peak_at_per_s": peak.0.round(),
         "at_maximum_per_s": line_results.curve.goodput_at_max_load_pps().round(),
-        "floor": rounded(line_results.curve.floor()),
+        "floor": line_results.curve.floor().map(rounded),
         "steps": steps,
     })
 }
