@@ -68,7 +68,7 @@ pub(crate) struct ServerOptions {
     /// Poll the device in the server's own calls instead of softirqs, and never sleep
     /// (SO_PREFER_BUSY_POLL); with --io kernel, for datagrams
     #[arg(long)]
-    busy_poll: bool,
+    kernel_busy_poll: bool,
     #[command(flatten)]
     pub(crate) user: UserOption,
     /// Listen on this Unix socket for `tidegate ctl`
@@ -246,7 +246,7 @@ impl ServerOptions {
         let stop = &*startup.stop();
         let options = KernelOptions {
             reuse_port: self.reuse_port,
-            busy_poll: self.busy_poll,
+            busy_poll: self.kernel_busy_poll,
             ..Default::default()
         };
         let bind_all = || {
@@ -347,8 +347,10 @@ impl ServerOptions {
                         of its own without it"
                 .into());
         }
-        if self.busy_poll && !kernel && self.config.is_none() {
-            return Err("--busy-poll is for --io kernel: on Tidegate give --mode dedicated".into());
+        if self.kernel_busy_poll && !kernel && self.config.is_none() {
+            return Err(
+                "--kernel-busy-poll is for --io kernel: on Tidegate give --mode dedicated".into()
+            );
         }
         Ok(())
     }

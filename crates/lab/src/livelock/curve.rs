@@ -86,14 +86,13 @@ impl GoodputCurve {
         steps.iter().rev().max_by(order).copied()
     }
 
-    /// The steps above saturation: from the lowest load on of which the server does not process
-    /// all.
+    /// The steps above saturation: above the highest load of which the server processes all.
     fn saturated_steps(&self) -> Vec<&LoadStep> {
         let mut steps = self.measured_steps();
         let is_unsaturated =
-            |step: &&&LoadStep| step.goodput_pps() >= UNSATURATED_SHARE * step.offered_pps();
-        let unsaturated = steps.iter().take_while(is_unsaturated).count();
-        steps.drain(..unsaturated);
+            |step: &&LoadStep| step.goodput_pps() >= UNSATURATED_SHARE * step.offered_pps();
+        let last = steps.iter().rposition(is_unsaturated);
+        steps.drain(..last.map_or(0, |last| last + 1));
         steps
     }
 
@@ -103,13 +102,20 @@ impl GoodputCurve {
     }
 
     /// The floor: the lowest goodput at any load above saturation, relative to the highest at any
-    /// load; 0 without goodput. `None` if no load saturates the server.
+    /// load; 0 without goodput. `None` if no load saturates the server, or only the highest, at which
+    /// it serves the most: there is no load above saturation.
     ///
     /// Each repeat is compared with itself, and the median counts: a shared machine is slower at
     /// some times than at others.
     pub fn floor(&self) -> Option<f64> {
         let best = self.best_step()?;
         let steps = self.saturated_steps();
+        if let [only] = *steps
+            && std::ptr::eq(only, best)
+            && best.goodput_pps() > 0.0
+        {
+            return None;
+        }
         steps.iter().map(|step| step.goodput_ratio_to(best)).reduce(f64::min)
     }
 
@@ -154,13 +160,15 @@ mod tests {
         let unsaturated = curve(&[(100.0, &[100.0]), (400.0, &[396.0])]);
         assert_eq!(unsaturated.floor(), None);
         assert_eq!(unsaturated.best_pps(), 396.0);
+        let saturated_last = curve(&[(100.0, &[100.0]), (400.0, &[396.0]), (1000.0, &[700.0])]);
+        assert_eq!(saturated_last.floor(), None);
     }
 
     #[test]
     fn uses_medians_and_sorts_steps_by_load() {
-        let noisy = curve(&[(900.0, &[300.0, 10.0, 310.0]), (300.0, &[280.0, 299.0, 900.0])]);
-        assert_eq!(noisy.points(), [(300.0, 299.0), (900.0, 300.0)]);
-        assert_eq!(noisy.floor(), Some(1.0));
+        let noisy = curve(&[(900.0, &[290.0, 10.0, 310.0]), (300.0, &[300.0, 299.0, 900.0])]);
+        assert_eq!(noisy.points(), [(300.0, 300.0), (900.0, 290.0)]);
+        assert_eq!(noisy.floor(), Some(310.0 / 900.0));
     }
 
     #[test]

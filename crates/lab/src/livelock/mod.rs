@@ -56,7 +56,7 @@ pub struct LivelockConfig {
 
 impl Default for LivelockConfig {
     fn default() -> Self {
-        let kpps = [100, 200, 300, 400, 600, 800, 1000, 1500];
+        let kpps = [100, 200, 400, 700, 1200, 2000, 4000];
         Self {
             work_ns: vec![0, 500, 2_000, 10_000],
             carriers: Vec::new(),

@@ -114,7 +114,7 @@ impl Transport {
     fn flags(self) -> &'static [&'static str] {
         match self {
             Self::Kernel(index) if KERNEL_TRANSPORTS[index].1 == ReceiveWork::BusyPoll => {
-                &["--busy-poll"]
+                &["--kernel-busy-poll"]
             }
             Self::Kernel(_) | Self::Raw => &[],
             Self::Tidegate(mode) => MODES[mode].flags,

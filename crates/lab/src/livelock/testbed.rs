@@ -225,11 +225,8 @@ impl FloodTestbed {
         match receive_work {
             ReceiveWork::Server => {}
             ReceiveWork::Timer => self.receive_by_timer(&frames[..1])?,
-            ReceiveWork::BusyPoll => {
-                self.receive_by_timer(&frames[..1])?;
-                // The timer stays where it is.
-                end.set_deferral(MAX_IDLE_POLLS, BUSY_POLL_TIMEOUT_NS)?;
-            }
+            // The server takes the device over with its first poll.
+            ReceiveWork::BusyPoll => end.set_deferral(MAX_IDLE_POLLS, BUSY_POLL_TIMEOUT_NS)?,
             ReceiveWork::Interrupt => {
                 let threads = end.set_threaded_napi(self.server_core)?;
                 threads.into_iter().try_for_each(cpu::run_as_interrupt)?;
