@@ -13,7 +13,9 @@ use tidegate_wire::DropCounters;
 
 use crate::admission::{AdmissionError, Admitter, Role, is_due};
 use crate::pressure::{PressureMeter, SecondaryCores};
-use crate::{Clock, CpuContention, IdleConfig, IdleGovernor, IdleStep, KernelNeighbours};
+use crate::{
+    AddressReservations, Clock, CpuContention, IdleConfig, IdleGovernor, IdleStep, KernelNeighbours,
+};
 
 /// Longest sleep, in nanoseconds, while frames wait because the transmit ring is full.
 const TRANSMIT_RETRY_NS: u64 = 200_000;
@@ -92,6 +94,8 @@ pub struct Engine {
     pub(crate) stack: Stack,
     /// State that a closed device leaves for the next process.
     pub(crate) handover_state: Option<HandoverState>,
+    /// Own addresses among the programs on the interface.
+    pub(crate) reservations: AddressReservations,
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
     admission: Role,
@@ -134,6 +138,7 @@ impl Engine {
             arena,
             stack,
             handover_state: None,
+            reservations: AddressReservations::default(),
             neighbours,
             gate,
             admission: Role::None,

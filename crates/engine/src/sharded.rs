@@ -30,7 +30,7 @@ pub struct ShardedStacks {
 /// addresses.
 pub fn open_sharded(config: NetConfig, cores: usize) -> Result<ShardedStacks, OpenError> {
     let mut prepared = PreparedEngines::new(config, cores)?;
-    prepared.primary().open_device()?;
+    prepared.primary().open_alone()?;
     prepared.begin()
 }
 

@@ -41,7 +41,6 @@ use tidegate_wire::DropReason;
 pub use self::config::{AttachMode, BusyPoll, CopyMode, RingSizes, UnknownAttachMode, XdpConfig};
 pub use self::error::XdpError;
 pub use self::guard::XdpGuard;
-pub use self::holder::ProgramHolder;
 use self::irq_deferral::{IrqDeferral, TimeoutChange};
 pub use self::link::XdpLink;
 pub use self::napi::NapiPoller;

@@ -139,6 +139,8 @@ pub(in crate::daemon) struct StateFds {
     pub(in crate::daemon) claims: Vec<Arc<dyn HeldSocket>>,
     /// Descriptor left of the device.
     pub(in crate::daemon) device: Option<OwnedFd>,
+    /// Sockets that reserve the own addresses.
+    pub(in crate::daemon) reservations: Vec<OwnedFd>,
 }
 
 impl StateFds {
@@ -147,7 +149,7 @@ impl StateFds {
         let memories = self.memories.iter().flat_map(SharedMemory::regions).map(AsFd::as_fd);
         let of_apps = self.connections.iter().chain(&self.kernel_sockets).map(AsFd::as_fd);
         let claims = self.claims.iter().map(AsFd::as_fd);
-        let device = self.device.iter().map(AsFd::as_fd);
-        memories.chain(of_apps).chain(claims).chain(device).collect()
+        let of_engine = self.device.iter().chain(&self.reservations).map(AsFd::as_fd);
+        memories.chain(of_apps).chain(claims).chain(of_engine).collect()
     }
 }

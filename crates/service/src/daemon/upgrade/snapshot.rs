@@ -18,7 +18,7 @@ use crate::ipc::layout::Geometry;
 
 /// Magic number with the format version. Other versions are refused. The stack's snapshot
 /// has a version of its own.
-const FORMAT: [u8; 8] = *b"tidestt\x06";
+const FORMAT: [u8; 8] = *b"tidestt\x07";
 
 /// File descriptors of each shared memory.
 pub(super) const FDS_PER_MEMORY: usize = 2;
@@ -45,6 +45,8 @@ pub(in crate::daemon) struct DaemonSnapshot {
     pub(super) closing: Vec<(u64, u32)>,
     /// Device to inherit, with a descriptor.
     pub(super) device: Option<DeviceSnapshot>,
+    /// Number of descriptors that reserve own addresses.
+    pub(super) reservations: u32,
 }
 
 /// Claim of a local port taken from the kernel.
@@ -104,6 +106,7 @@ impl DaemonSnapshot {
             + apps.map(|app| 1 + app.kernel_sockets.len()).sum::<usize>()
             + held
             + usize::from(self.device.is_some())
+            + self.reservations as usize
     }
 
     /// Parses untrusted bytes.

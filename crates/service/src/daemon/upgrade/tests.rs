@@ -114,6 +114,7 @@ fn sample_snapshot() -> DaemonSnapshot {
         }],
         closing: vec![(9, 0)],
         device: Some(DeviceSnapshot::XdpLink { native: true }),
+        reservations: 1,
     }
 }
 
@@ -139,7 +140,7 @@ impl TestFds {
 
     fn restore(&self, state: DaemonSnapshot) -> io::Result<RestoredCore> {
         // Any descriptor can stand for the kernel's ones.
-        let others = [self.connection.as_fd(); 4];
+        let others = [self.connection.as_fd(); 5];
         let fds = self.regions.iter().map(AsFd::as_fd).chain(others);
         let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         let (workers, _) = UserWorkers::new();
@@ -277,6 +278,7 @@ fn corpus_seeds_match_the_snapshot_format() {
     (empty.memories, empty.applications, empty.sockets) = Default::default();
     empty.transfers.clear();
     (empty.claims, empty.closing, empty.device) = Default::default();
+    empty.reservations = 0;
     let mut inconsistent = sample_snapshot();
     inconsistent.applications[0].as_mut().unwrap().entries[0].key = 9;
     let whole = sample_snapshot().to_bytes();
