@@ -565,6 +565,15 @@ impl Engine {
         self.device.capabilities()
     }
 
+    /// Every drop, at the device and in the stack, by reason.
+    pub fn drops(&mut self) -> DropCounters {
+        let (_, device, stack) = self.counters();
+        let mut drops = device.drops;
+        drops.merge(&stack.drops);
+        drops.merge(&stack.transmit_drops);
+        drops
+    }
+
     /// Counters of the engine, the device and the stack. Frames dropped by admission or by a full
     /// input queue count as drops of the device.
     pub fn counters(&mut self) -> (EngineCounters, DeviceCounters, &Counters) {

@@ -48,6 +48,10 @@ impl MessageHandler for Dispatcher {
                 // The requester may have gone.
                 let _ = to.send(core.server.engine.stack().own_addresses());
             }
+            CoreMessage::Drops(to) => {
+                // The requester may have gone.
+                let _ = to.send(core.server.engine.drops());
+            }
             CoreMessage::Gather => core.move_all_to_primary()?,
             CoreMessage::Gathered { unmoved, why } => {
                 successor = self.handover.on_gathered(core, unmoved, why)?;

@@ -8,6 +8,7 @@ use tidegate_device::sharded::{LocalPort, PortSharing};
 use tidegate_engine::{HeldSocket, PortClaim};
 use tidegate_gate::{Settings, admission};
 use tidegate_stack::{ExtractedSockets, OwnAddresses, TcpId};
+use tidegate_wire::DropCounters;
 
 use crate::daemon::application::Application;
 use crate::daemon::ids::{AppNumber, SocketKey};
@@ -42,6 +43,8 @@ pub(in crate::daemon) enum CoreMessage {
     Admission(Box<admission::Config>, mpsc::Sender<io::Result<()>>),
     /// Return whether the own addresses are unique.
     OwnAddresses(mpsc::Sender<OwnAddresses>),
+    /// Return the drops at the device and in the stack.
+    Drops(mpsc::Sender<DropCounters>),
     /// Move everything to the primary core, then answer with `Gathered`.
     Gather,
     /// A core has moved all it could; `unmoved` applications and sockets remain there, for a reason
