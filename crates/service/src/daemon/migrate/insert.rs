@@ -22,7 +22,11 @@ impl NetworkCore {
         // The clock value of the other core may be later than this core's last one.
         self.server.engine.read_clock();
         let (own, arena, now_ns) = self.server.engine.parts();
-        let (ids, refused) = match own.insert_sockets(now_ns, arena, batch.stack) {
+        let inserted = match batch.is_returned {
+            false => own.insert_sockets(now_ns, arena, batch.stack),
+            true => own.insert_returned_sockets(now_ns, arena, batch.stack),
+        };
+        let (ids, refused) = match inserted {
             Ok(moved) => (SocketIdMap::new(moved), false),
             Err(not_moved) if !batch.is_returned => {
                 (self.log)(&format!("network core {}: {not_moved}", self.index));
@@ -31,7 +35,8 @@ impl NetworkCore {
                 let from_core = batch.from_core;
                 return cores.inbox(from_core).send(CoreMessage::InsertBatch(Box::new(batch)));
             }
-            // A returned batch must fit: should the insertion fail, its applications are detached.
+            // A parked port takes no other sockets, so that those of a returned batch have their
+            // addresses. Should the insertion fail, its applications are detached.
             Err(_) => (SocketIdMap::default(), true),
         };
         let MigrationBatch { apps, sockets, ports, closing, transfers, from_core, .. } = batch;
