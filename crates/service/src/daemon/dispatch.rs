@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 
 use super::core::message::CoreMessage;
 use super::core::{MessageHandler, NetworkCore};
+use super::transfer::request::SearchTarget;
 use super::upgrade::handover::{Handover, UpgradeMode};
 
 /// Handler of all messages to one network core.
@@ -18,6 +19,38 @@ impl Dispatcher {
     }
 }
 
+/// True for a query of another core for a port.
+fn is_for_port_of_another_core(core: &NetworkCore, message: &CoreMessage) -> bool {
+    matches!(message, CoreMessage::PortQuery(query) if query.asking_core != core.index)
+}
+
+/// True for a message at which sockets of this core may move to another core or daemon.
+fn may_move_sockets(core: &NetworkCore, message: &CoreMessage) -> bool {
+    match message {
+        CoreMessage::MoveLoad { .. }
+        | CoreMessage::MigrateProcess { .. }
+        | CoreMessage::Gather
+        | CoreMessage::Gathered { .. }
+        | CoreMessage::HandOver(_) => true,
+        CoreMessage::InsertBatch(_) => core.cores.is_gathering(),
+        CoreMessage::PortQuery(_) => is_for_port_of_another_core(core, message),
+        CoreMessage::Transfer(request) => match request.search {
+            SearchTarget::Socket { target_core, .. } => {
+                let key = core.server.transfers.key(request.fd_cookie());
+                target_core != core.index && key.is_some()
+            }
+            SearchTarget::Application => false,
+        },
+        CoreMessage::Attach(..)
+        | CoreMessage::Report(_)
+        | CoreMessage::Gate(..)
+        | CoreMessage::Admission(..)
+        | CoreMessage::OwnAddresses(_)
+        | CoreMessage::Drops(_)
+        | CoreMessage::Stop => false,
+    }
+}
+
 impl MessageHandler for Dispatcher {
     fn on_message(
         &mut self,
@@ -25,6 +58,14 @@ impl MessageHandler for Dispatcher {
         message: CoreMessage,
     ) -> io::Result<ControlFlow<Option<u32>>> {
         let mut successor = None;
+        if is_for_port_of_another_core(core, &message) {
+            // An application that has exited may have had the port.
+            core.reap_except(None);
+        }
+        if may_move_sockets(core, &message) {
+            // A socket of a detached application cannot move.
+            core.end_all_sockets();
+        }
         match message {
             CoreMessage::Attach(app, asked) => core.attach(app, asked)?,
             CoreMessage::Transfer(request) => core.handle_transfer(*request)?,

@@ -13,7 +13,6 @@ impl NetworkCore {
     /// Moves applications to another core that cause up to `busy_permille` of this core's load;
     /// at least one group in any case. All of them migrate at once.
     pub(in crate::daemon) fn move_load(&mut self, to: usize, busy_permille: u32) -> io::Result<()> {
-        self.end_all_sockets();
         let work = |apps: &[AppNumber]| -> u64 {
             let apps = apps.iter().filter_map(|&app| self.apps.get(app as usize)?.as_ref());
             apps.map(|app| app.recent_work).sum::<u64>() + 1
@@ -41,7 +40,6 @@ impl NetworkCore {
 
     /// Migrates the application of a process to another core, with its migration set.
     pub(in crate::daemon) fn migrate_process(&mut self, pid: u32, to: usize) -> io::Result<()> {
-        self.end_all_sockets();
         let is_it = |app: &Option<Box<_>>| {
             app.as_deref().is_some_and(|app: &Application| app.identity.pid == pid)
         };
@@ -55,7 +53,6 @@ impl NetworkCore {
     /// here: the other core may have no space for them, and send them back. Also returns the reason
     /// if they were not sent.
     pub(super) fn migrate_all(&mut self, to: usize) -> io::Result<(usize, Option<NotMigrated>)> {
-        self.end_all_sockets();
         let mut why = None;
         let live = self.apps.iter().enumerate().filter(|(_, app)| app.is_some());
         let apps: Vec<_> = live.map(|(number, _)| number as AppNumber).collect();

@@ -165,7 +165,6 @@ impl Handover {
         core: &mut NetworkCore,
         to: &HandoverRequest,
     ) -> io::Result<Option<u32>> {
-        core.end_all_sockets();
         drain_rx(core)?;
         core.notify_applications();
         let server = &mut core.server;
