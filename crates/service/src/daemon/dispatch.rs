@@ -28,6 +28,7 @@ fn is_for_port_of_another_core(core: &NetworkCore, message: &CoreMessage) -> boo
 fn may_move_sockets(core: &NetworkCore, message: &CoreMessage) -> bool {
     match message {
         CoreMessage::MoveLoad { .. }
+        | CoreMessage::MoveNext { .. }
         | CoreMessage::MigrateProcess { .. }
         | CoreMessage::Gather
         | CoreMessage::Gathered { .. }
@@ -72,6 +73,7 @@ impl MessageHandler for Dispatcher {
             CoreMessage::PortQuery(port) => core.on_port_query(port)?,
             CoreMessage::InsertBatch(batch) => core.insert_batch(*batch)?,
             CoreMessage::MoveLoad { to, busy_permille } => core.move_load(to, busy_permille)?,
+            CoreMessage::MoveNext { to, apps } => core.move_next(to, &apps)?,
             CoreMessage::MigrateProcess { pid, to } => core.migrate_process(pid, to)?,
             CoreMessage::Report(to) => {
                 // The requester may have gone.

@@ -33,6 +33,9 @@ pub(in crate::daemon) enum CoreMessage {
     InsertBatch(Box<MigrationBatch>),
     /// Move applications that cause up to this much load to another core.
     MoveLoad { to: usize, busy_permille: u32 },
+    /// Move these applications to another core, a part of them at a time: the part before has
+    /// arrived.
+    MoveNext { to: usize, apps: Vec<LeavingApp> },
     /// Migrate the application of a process to another core.
     MigrateProcess { pid: u32, to: usize },
     /// Report on this core and its applications.
@@ -89,6 +92,14 @@ pub(in crate::daemon) struct PortQuery {
     pub(in crate::daemon) spent_ns: u64,
 }
 
+/// Application that is to leave its core.
+#[derive(Clone, Copy)]
+pub(in crate::daemon) struct LeavingApp {
+    pub(in crate::daemon) number: AppNumber,
+    /// Token of the application: its number may meanwhile be another one's.
+    pub(in crate::daemon) token: TakeoverToken,
+}
+
 /// Applications in migration between two cores, with all they hold.
 pub(in crate::daemon) struct MigrationBatch {
     /// Applications, with their index on the previous core.
@@ -106,6 +117,8 @@ pub(in crate::daemon) struct MigrationBatch {
     pub(in crate::daemon) from_core: usize,
     /// The target core has sent the batch back.
     pub(in crate::daemon) is_returned: bool,
+    /// Applications that leave the previous core once this batch has arrived.
+    pub(in crate::daemon) next: Vec<LeavingApp>,
 }
 
 /// Request to hand over, with the channels between its sender and the core.

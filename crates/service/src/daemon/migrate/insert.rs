@@ -32,6 +32,8 @@ impl NetworkCore {
                 (self.log)(&format!("network core {}: {not_moved}", self.index));
                 // The previous core takes them back as its own.
                 (batch.stack, batch.is_returned) = (not_moved.sockets, true);
+                // Those that would follow stay with them.
+                batch.next = Vec::new();
                 let from_core = batch.from_core;
                 return cores.inbox(from_core).send(CoreMessage::InsertBatch(Box::new(batch)));
             }
@@ -39,7 +41,8 @@ impl NetworkCore {
             // addresses. Should the insertion fail, its applications are detached.
             Err(_) => (SocketIdMap::default(), true),
         };
-        let MigrationBatch { apps, sockets, ports, closing, transfers, from_core, .. } = batch;
+        let MigrationBatch { apps, sockets, ports, closing, transfers, from_core, next, .. } =
+            batch;
         let numbers = self.insert_applications(apps);
         let keys = self.insert_sockets(sockets, &numbers, &ids);
         for &number in numbers.values() {
@@ -62,6 +65,10 @@ impl NetworkCore {
         // So far they counted on the previous core.
         cores.load(self.index).add_applications(numbers.len());
         cores.load(from_core).remove_applications(numbers.len());
+        if !next.is_empty() {
+            let to = self.index;
+            cores.inbox(from_core).send(CoreMessage::MoveNext { to, apps: next })?;
+        }
         if refused {
             numbers.into_values().for_each(|number| self.detach(number));
         }
