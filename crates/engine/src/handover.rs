@@ -80,7 +80,7 @@ impl Engine {
     ///
     /// # Errors
     /// If the device is no longer usable.
-    pub fn save(&mut self) -> io::Result<StackSnapshot> {
+    pub fn save(&mut self) -> io::Result<StackSnapshot<'static>> {
         self.flush()?;
         let now_ns = self.read_clock();
         Ok(self.stack.save(now_ns, &self.arena))

@@ -185,7 +185,7 @@ impl PreparedEngine {
     ///
     /// # Errors
     /// As [`PreparedEngine::begin`], and if the saved state cannot be restored.
-    pub fn restore(self, snapshot: StackSnapshot) -> Result<(Engine, PortClaims), OpenError> {
+    pub fn restore(self, snapshot: StackSnapshot<'_>) -> Result<(Engine, PortClaims), OpenError> {
         self.start(|config, now_ns, arena| Ok(Stack::restore(config, snapshot, now_ns, arena)?))
     }
 

@@ -102,7 +102,7 @@ impl PreparedEngines {
     ///
     /// # Errors
     /// As [`PreparedEngine::restore`].
-    pub fn go_on(self, snapshot: StackSnapshot) -> Result<ShardedStacks, OpenError> {
+    pub fn go_on(self, snapshot: StackSnapshot<'_>) -> Result<ShardedStacks, OpenError> {
         let Self { primary, secondaries, secondary_devices } = self;
         start_secondaries(primary.restore(snapshot)?, secondaries, secondary_devices)
     }

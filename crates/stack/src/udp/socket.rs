@@ -374,7 +374,7 @@ impl Socket {
     pub(crate) fn snapshot_datagrams<'a>(
         &'a self,
         arena: &'a Arena,
-    ) -> impl Iterator<Item = DatagramSnapshot> + 'a {
+    ) -> impl Iterator<Item = DatagramSnapshot<'static>> + 'a {
         let mut with_metadata = self.metadata_queue.iter();
         self.queue.iter().filter_map(move |waiting| {
             let (fields, bytes) = match waiting {
@@ -394,7 +394,7 @@ impl Socket {
                 local: self.to_app_ip(fields.local),
                 hop_limit: fields.hop_limit,
                 traffic_class: fields.traffic_class,
-                data: bytes.to_vec(),
+                data: bytes.to_vec().into(),
             })
         })
     }

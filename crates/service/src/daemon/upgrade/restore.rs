@@ -97,12 +97,12 @@ impl InheritedByEngine {
 ///
 /// # Errors
 /// [`InvalidSnapshot`], and errors of the kernel when it maps the memory.
-pub(in crate::daemon) fn restore(
-    state: DaemonSnapshot,
+pub(in crate::daemon) fn restore<'a>(
+    state: DaemonSnapshot<'a>,
     descriptors: Vec<OwnedFd>,
     settings: AppSettings,
     workers: &UserWorkers,
-) -> io::Result<(StackSnapshot, RestoredCore, InheritedByEngine)> {
+) -> io::Result<(StackSnapshot<'a>, RestoredCore, InheritedByEngine)> {
     if descriptors.len() != state.count_descriptors() {
         return Err(InvalidSnapshot("the number of descriptors is wrong").into());
     }

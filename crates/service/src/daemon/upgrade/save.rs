@@ -16,10 +16,10 @@ use crate::daemon::core::server::SocketServer;
 /// # Errors
 /// When no file descriptor is left in the process.
 pub(in crate::daemon) fn save(
-    stack: StackSnapshot,
+    stack: StackSnapshot<'static>,
     host: &mut SocketServer,
     apps: &mut [Option<Box<Application>>],
-) -> io::Result<(DaemonSnapshot, StateFds)> {
+) -> io::Result<(DaemonSnapshot<'static>, StateFds)> {
     let mut fds = StateFds::default();
     let applications = apps
         .iter_mut()

@@ -28,8 +28,9 @@ const BUFFER_BYTES: usize = 64 << 10;
 
 /// Snapshot of a daemon, except its file descriptors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) struct DaemonSnapshot {
-    pub(super) stack: StackSnapshot,
+pub(in crate::daemon) struct DaemonSnapshot<'a> {
+    #[serde(borrow)]
+    pub(super) stack: StackSnapshot<'a>,
     /// Hardware (MAC) address.
     pub(in crate::daemon) mac: [u8; 6],
     /// Shared memories, with two descriptors each.
@@ -86,7 +87,7 @@ impl From<DeviceSnapshot> for InheritedKind {
     }
 }
 
-impl DaemonSnapshot {
+impl<'a> DaemonSnapshot<'a> {
     /// Serializes the snapshot to a writer, without a copy of all in between.
     ///
     /// # Errors
@@ -109,11 +110,11 @@ impl DaemonSnapshot {
             + self.reservations as usize
     }
 
-    /// Parses untrusted bytes.
+    /// Parses untrusted bytes. Data of the stack stays where it is.
     ///
     /// # Errors
     /// [`InvalidSnapshot`] for another version, or for malformed or trailing bytes.
-    pub(in crate::daemon) fn decode(bytes: &[u8]) -> Result<Self, InvalidSnapshot> {
+    pub(in crate::daemon) fn decode(bytes: &'a [u8]) -> Result<Self, InvalidSnapshot> {
         let rest = bytes.strip_prefix(&FORMAT);
         let rest = rest.ok_or(InvalidSnapshot("its version is not supported"))?;
         match postcard::take_from_bytes(rest) {
