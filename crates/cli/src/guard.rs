@@ -66,7 +66,7 @@ impl Guard {
         raise_priority();
         let (sender, changes) = channel();
         let stop = startup.stop();
-        let _reload = startup.finish(vec![classes_part(self.config.clone(), sender)])?;
+        let _reload = startup.finish(vec![classes_part(self.config.clone(), sender)], None)?;
         self.print_ready(&guard)?;
         let began = Instant::now();
         let period = Duration::from_nanos(Config::PERIOD_NS);

@@ -3,11 +3,13 @@
 // A reader of the output may go at any time: see `output`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod background;
 mod choices;
 mod config;
 mod control;
 mod daemon;
 mod doctor;
+mod drop_log;
 mod gate;
 mod guard;
 mod host;

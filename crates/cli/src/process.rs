@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tidegate::Net;
+
 use crate::Failure;
+use crate::drop_log::DropWatch;
 use crate::reload::{ReloadPart, ReloadSignal, ReloadThread};
 use crate::sandbox::{Obstacle, Sandbox, UserOption};
 
@@ -96,15 +99,27 @@ impl Startup {
         self.stop.flag()
     }
 
-    /// Gives up the privileges of a server that is ready. Reloads these parts at SIGHUP for as
-    /// long as the returned value lives.
-    pub(crate) fn finish(self, parts: Vec<ReloadPart>) -> Result<ReloadThread, Failure> {
+    /// Gives up the privileges of a server that is ready. Reloads these parts at SIGHUP, and logs
+    /// drops of the stack, for as long as the returned value lives.
+    pub(crate) fn finish(
+        self,
+        parts: Vec<ReloadPart>,
+        stack: Option<&Net>,
+    ) -> Result<ServerThreads, Failure> {
         self.sandbox.enter()?;
         self.stop.start_timer();
+        let background = self.reload.background();
         let reload = self.reload.start_thread()?;
         reload.serve(parts);
-        Ok(reload)
+        let watch = stack.map(|net| DropWatch::start(net.clone(), background)).transpose()?;
+        Ok(ServerThreads { _reload: reload, _watch: watch })
     }
+}
+
+/// Threads beside a server, which end with this value.
+pub(crate) struct ServerThreads {
+    _reload: ReloadThread,
+    _watch: Option<DropWatch>,
 }
 
 /// Nice increment for the highest priority of a thread without real-time scheduling.

@@ -10,14 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::io::Errno;
-use rustix::thread::CpuSet;
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::{Handle, Signals};
 use tidegate::gate::Settings;
-use tidegate_engine::Priority;
 use tidegate_gate::admission::{self, Admission};
 
 use crate::Failure;
+use crate::background::BackgroundThread;
 use crate::config;
 use crate::control::Controllable;
 use crate::gate::GateOptions;
@@ -37,33 +36,33 @@ pub(crate) type ReloadPart = Box<dyn FnMut() -> Result<CheckedChange, Failure> +
 /// zones is not to take time from the processor that serves.
 pub(crate) struct ReloadSignal {
     signals: Signals,
-    processors: CpuSet,
-    nice: i32,
+    background: BackgroundThread,
     sandbox: Sandbox,
 }
 
 impl ReloadSignal {
-    /// Registers the signal, and keeps the processors and the nice value of the calling thread for
-    /// the thread that reloads.
+    /// Registers the signal, and keeps the scheduling of the calling thread for the thread that
+    /// reloads.
     pub(crate) fn register(sandbox: Sandbox) -> io::Result<Self> {
         Ok(Self {
             signals: Signals::new([SIGHUP])?,
-            processors: rustix::thread::sched_getaffinity(None)?,
-            nice: rustix::process::getpriority_process(None)?,
+            background: BackgroundThread::like_this_thread()?,
             sandbox,
         })
     }
 
+    /// Scheduling of threads beside the server.
+    pub(crate) fn background(&self) -> BackgroundThread {
+        self.background.clone()
+    }
+
     /// Starts the thread, with the privileges of the calling thread.
     pub(crate) fn start_thread(self) -> io::Result<ReloadThread> {
-        let Self { mut signals, processors, nice, sandbox } = self;
+        let Self { mut signals, background, sandbox } = self;
         let handle = signals.handle();
         let (parts, received) = channel::<Vec<ReloadPart>>();
         let thread = std::thread::Builder::new().name("reload".to_owned()).spawn(move || {
-            // On failure the thread keeps those of the thread that started it.
-            let _ = Priority::Application.apply();
-            let _ = rustix::thread::sched_setaffinity(None, &processors);
-            let _ = rustix::process::setpriority_process(None, nice);
+            background.apply();
             let Ok(mut parts) = received.recv() else { return };
             for _ in signals.forever() {
                 let line = match reload(&mut parts) {

@@ -168,7 +168,7 @@ impl RouteCommand {
         let stop = startup.stop();
         let _reload = startup.finish(vec![Box::new(|| {
             Err("a router reads its configuration only when it starts: restart it; its filter can be reloaded".into())
-        })])?;
+        })], None)?;
         if let Some(path) = filter {
             warn_unless_accessible(&path);
         }
@@ -355,7 +355,8 @@ impl FilterCommand {
         let mut server = FilterServer::listen(&self.listen, rules)?.batch(self.batch);
         startup.sandbox.give(&self.listen)?;
         let stop = startup.stop();
-        let _reload = startup.finish(vec![rules_part(self.rules.clone(), server.reloader())])?;
+        let _reload =
+            startup.finish(vec![rules_part(self.rules.clone(), server.reloader())], None)?;
         let mut out = std::io::stdout().lock();
         writeln!(out, "ready: filter with {count} rules at {}", self.listen.display())?;
         out.flush()?;

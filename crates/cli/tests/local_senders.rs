@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
+use support::running::Running;
 use support::{
     CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Server, Testbed, can_run, is_root,
 };
@@ -127,6 +128,39 @@ fn segmented_datagrams_arrive_or_are_counted() {
         let report = server.stop();
         let dropped = report["drops"]["frame_too_long"].as_u64().unwrap_or(0);
         assert_eq!(dropped, if is_taken { 0 } else { 2 }, "{report}");
+    }
+}
+
+/// Sends one frame of 40 datagrams, to a port of nobody.
+const SEGMENTED_TO_NOBODY: &str = "
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(17, 103, 1000)
+s.sendto(b'x' * 40000, (sys.argv[1], 9))
+";
+
+#[test]
+fn first_frame_of_local_senders_that_is_dropped_is_logged() {
+    if !can_run("logged_drops", &["python3"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let attach = folder.path().join("attach").to_str().unwrap().to_owned();
+    for arguments in [
+        &["serve", "echo", "--listen", "7777"][..],
+        &["serve", "echo", "--tcp", "--listen", "7777"],
+        &["daemon", "--socket", &attach],
+    ] {
+        eprintln!("logged_drops of {arguments:?}");
+        let testbed = Testbed::new(DeviceKind::XdpGeneric);
+        let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        let address = format!("{SERVER_V4}/24");
+        command.args(arguments).args(DeviceKind::XdpGeneric.flags(testbed.device()));
+        let mut server = Running::start(command.args(["--address", &address]));
+        testbed.tool("python3", &["-c", SEGMENTED_TO_NOBODY, SERVER_V4]);
+        let line = server.line_with("frame_too_long");
+        assert!(line.contains("native mode or --io packet"), "{line}");
+        server.stop();
     }
 }
 

@@ -164,6 +164,55 @@ fn first_program_outlives_the_second() {
     }
 }
 
+/// Runs a program that serves for a moment, and has to fail to start; returns its error.
+fn refused(testbed: &Testbed, arguments: &[&str]) -> String {
+    let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+    let output = command.args(arguments).args(["--duration", "1"]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{arguments:?} has started: {error}");
+    error.into_owned()
+}
+
+#[test]
+fn own_address_of_another_program_is_refused() {
+    if !is_root("refused address") {
+        return;
+    }
+    let testbed = Addresses::Own.testbed();
+    let (device, first_addresses) = (testbed.device(), Addresses::Own.of(0));
+    let first = Addresses::Own.start(&testbed, 0);
+    for address in first_addresses {
+        let (second_v4, second_v6) = (format!("{SECOND_V4}/24"), format!("{SECOND_V6}/64"));
+        let (of_first, of_second) = match address.ip() {
+            IpAddr::V4(v4) => (format!("{v4}/24"), second_v6),
+            IpAddr::V6(v6) => (format!("{v6}/64"), second_v4),
+        };
+        let on = ["--iface", device, "--address", &of_second, "--address", &of_first];
+        let attach = tempfile::tempdir().unwrap();
+        let attach = attach.path().join("attach").to_str().unwrap().to_owned();
+        let interface = format!("packet:{device},{of_second},{of_first}");
+        for arguments in [
+            [&["serve", "echo", "--listen", "9"], &on[..]].concat(),
+            [&["serve", "echo", "--listen", "9", "--io", "packet"], &on[..]].concat(),
+            [&["daemon", "--socket", &attach], &on[..]].concat(),
+            vec!["route", "--io", &interface, "--io", "packet:lo,192.0.2.1/24"],
+        ] {
+            let error = refused(&testbed, &arguments);
+            let own = format!(
+                "{} on {device} is the own address of process {} (tidegate serve echo)",
+                address.ip(),
+                first.pid().as_raw_pid(),
+            );
+            assert!(error.contains(&own), "{arguments:?}: {error}");
+        }
+    }
+    exchange(&connect(&testbed, first_addresses));
+    first.kill();
+    let next = Addresses::Own.start(&testbed, 0);
+    exchange(&connect(&testbed, first_addresses));
+    next.stop();
+}
+
 #[test]
 fn programs_on_af_packet_share_the_kernel_s_addresses() {
     if !is_root("several on AF_PACKET") {

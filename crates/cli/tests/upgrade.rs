@@ -104,6 +104,31 @@ fn exchange(stream: &mut (impl Read + Write), number: u32, len: usize) {
 }
 
 #[test]
+fn own_address_stays_that_of_the_upgraded_daemon() {
+    let Some(kind) = DEVICES[0].filter(|_| cfg!(not(feature = "dpdk")) && is_root("own address"))
+    else {
+        return;
+    };
+    let testbed = testbed(Some(kind));
+    let daemon = start(&testbed, Some(kind), &[]);
+    let _kill = KillOnDrop(&daemon);
+    for _ in 0..2 {
+        let before = daemon_pid(&daemon);
+        let output = upgrade(&testbed, &daemon, &[]);
+        assert!(output.status.success(), "{}", output_text(&output));
+        let pid = daemon_pid(&daemon);
+        assert_ne!(pid, before);
+        let mut second = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        second.args(["serve", "echo", "--listen", "9", "--iface", testbed.device()]);
+        let address = format!("{SERVER_V4}/24");
+        let output = second.args(["--duration", "1", "--address", &address]).output().unwrap();
+        let text = output_text(&output);
+        let holder = format!("the own address of process {pid} (tidegate daemon");
+        assert!(!output.status.success() && text.contains(&holder), "{text}");
+    }
+}
+
+#[test]
 fn connections_survive_upgrades() {
     if !is_root("upgrade") {
         return;

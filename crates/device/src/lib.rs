@@ -42,6 +42,7 @@ pub mod netlink;
 #[cfg(feature = "packet")]
 pub mod packet;
 pub mod pcap;
+pub mod process;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 #[cfg_attr(not(feature = "xdp"), allow(dead_code))]
 mod segments;

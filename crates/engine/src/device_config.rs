@@ -61,7 +61,6 @@ impl DeviceConfig {
     }
 
     /// Interface of the kernel on which the device opens.
-    #[cfg(any(feature = "packet", feature = "xdp"))]
     pub(crate) fn interface(&self) -> Option<&str> {
         match self {
             #[cfg(feature = "xdp")]

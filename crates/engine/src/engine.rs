@@ -13,7 +13,9 @@ use tidegate_wire::DropCounters;
 
 use crate::admission::{AdmissionError, Admitter, Role, is_due};
 use crate::pressure::{PressureMeter, SecondaryCores};
-use crate::{Clock, CpuContention, IdleConfig, IdleGovernor, IdleStep, KernelNeighbours};
+use crate::{
+    AddressReservations, Clock, CpuContention, IdleConfig, IdleGovernor, IdleStep, KernelNeighbours,
+};
 
 /// Longest sleep, in nanoseconds, while frames wait because the transmit ring is full.
 const TRANSMIT_RETRY_NS: u64 = 200_000;
@@ -92,6 +94,8 @@ pub struct Engine {
     pub(crate) stack: Stack,
     /// State that a closed device leaves for the next process.
     pub(crate) handover_state: Option<HandoverState>,
+    /// Own addresses among the programs on the interface.
+    pub(crate) reservations: AddressReservations,
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
     admission: Role,
@@ -134,6 +138,7 @@ impl Engine {
             arena,
             stack,
             handover_state: None,
+            reservations: AddressReservations::default(),
             neighbours,
             gate,
             admission: Role::None,
@@ -558,6 +563,15 @@ impl Engine {
     /// Capabilities of the device.
     pub fn capabilities(&self) -> &Capabilities {
         self.device.capabilities()
+    }
+
+    /// Every drop, at the device and in the stack, by reason.
+    pub fn drops(&mut self) -> DropCounters {
+        let (_, device, stack) = self.counters();
+        let mut drops = device.drops;
+        drops.merge(&stack.drops);
+        drops.merge(&stack.transmit_drops);
+        drops
     }
 
     /// Counters of the engine, the device and the stack. Frames dropped by admission or by a full

@@ -7,9 +7,9 @@ use tidegate_device::{Burst, Capabilities, Device, DeviceCounters, HandoverState
 use tidegate_memory::Arena;
 use tidegate_stack::StackSnapshot;
 
-use crate::Engine;
 use crate::open::{NetConfig, OpenError};
 use crate::open_device::open_wrapped_device;
+use crate::{AddressReservations, Engine};
 
 /// Kind of a kernel object that one process's device passes to its successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Engine {
     ///
     /// # Errors
     /// If the device is no longer usable.
-    pub fn save(&mut self) -> io::Result<StackSnapshot> {
+    pub fn save(&mut self) -> io::Result<StackSnapshot<'static>> {
         self.flush()?;
         let now_ns = self.read_clock();
         Ok(self.stack.save(now_ns, &self.arena))
@@ -118,6 +118,11 @@ impl Engine {
         }
     }
 
+    /// Reservations of the own addresses, for the successor.
+    pub fn reservations(&self) -> &AddressReservations {
+        &self.reservations
+    }
+
     /// As [`Device::take_over`].
     ///
     /// # Errors
@@ -141,6 +146,8 @@ impl Engine {
     pub fn reopen_device(&mut self, mut config: NetConfig) -> Result<(), OpenError> {
         let device = open_wrapped_device(&mut config, &mut self.handover_state, &mut self.arena)?;
         self.replace_device(device).map_err(OpenError::Io)?;
+        // A successor that has failed may have shown itself.
+        self.reservations.show_this_process().map_err(OpenError::Io)?;
         if let Some(admission) = &config.admission {
             self.set_admission(admission, crate::open::random_seed()?)?;
         }

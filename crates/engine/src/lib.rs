@@ -13,6 +13,7 @@
 //! * `xdp`: devices on AF_XDP, and the guard of servers on the kernel's stack (module `guard`).
 //! * `packet`: devices on AF_PACKET.
 
+mod address_reservation;
 pub mod admission;
 mod boost;
 mod claim;
@@ -36,6 +37,7 @@ mod reconfigure;
 mod sharded;
 mod sys;
 
+pub use address_reservation::{AddressHolder, AddressReservations, ReservationError};
 pub use boost::{PriorityBoost, shorten_time_slice};
 pub use claim::{PortClaim, PortClaims};
 pub use clock::Clock;

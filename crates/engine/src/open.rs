@@ -16,6 +16,7 @@ use tidegate_memory::{ArenaConfig, ArenaError, FrameSize};
 use tidegate_stack::{AddressOwnership, AddressProbe, ConfigError, Limits, RestoreError, Route};
 use tidegate_wire::{IpCidr, MacAddr};
 
+use crate::address_reservation::ReservationError;
 use crate::admission::AdmissionError;
 use crate::{Clock, DeviceConfig, EngineConfig, IdleConfig, NeighbourResolver};
 
@@ -285,6 +286,9 @@ pub enum OpenError {
         /// The interface.
         interface: String,
     },
+    /// Another program has the own address, or it cannot be reserved.
+    #[error(transparent)]
+    Reservation(#[from] ReservationError),
     /// Another system error.
     #[error(transparent)]
     Io(io::Error),

@@ -11,8 +11,8 @@ use tidegate_wire::{IpCidr, MacAddr};
 use crate::open::random_seed;
 use crate::open_device::{open_wrapped_device, prepare_takeover};
 use crate::{
-    DeviceConfig, Engine, IdleConfig, InheritedDevice, KernelNeighbours, NetConfig, OpenError,
-    PortClaims,
+    AddressReservations, DeviceConfig, Engine, IdleConfig, InheritedDevice, KernelNeighbours,
+    NetConfig, OpenError, PortClaims,
 };
 
 /// Maximum number of frames received at once.
@@ -33,6 +33,7 @@ pub struct PreparedEngine {
     config: NetConfig,
     neighbours: Option<KernelNeighbours>,
     claims: PortClaims,
+    reservations: AddressReservations,
 }
 
 impl PreparedEngine {
@@ -77,6 +78,7 @@ impl PreparedEngine {
             config,
             neighbours,
             claims,
+            reservations: AddressReservations::default(),
         })
     }
 
@@ -124,6 +126,25 @@ impl PreparedEngine {
         inherited.apply_to(&mut self.handover_state);
     }
 
+    /// Continues the reservations of own addresses of the other process, whose
+    /// [`Engine::reservations`] they are.
+    pub fn inherit_reservations(&mut self, reservations: AddressReservations) {
+        self.reservations = reservations;
+    }
+
+    /// Reserves the own addresses among the programs on the interface, and opens the device.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what is wrong and what to do.
+    pub(crate) fn open_alone(&mut self) -> Result<(), OpenError> {
+        let NetConfig { ownership, device, vlan, addresses, .. } = &self.config;
+        if let (AddressOwnership::Exclusive, Some(interface)) = (ownership, device.interface()) {
+            let addresses = addresses.iter().map(IpCidr::address);
+            self.reservations = AddressReservations::reserve(interface, *vlan, addresses)?;
+        }
+        self.open_device()
+    }
+
     /// As [`crate::PreparedEngines::keep_mac`]; returns true if the device has a new address each
     /// time.
     pub(crate) fn keep_mac(&mut self, mac: MacAddr) -> bool {
@@ -164,7 +185,7 @@ impl PreparedEngine {
     ///
     /// # Errors
     /// As [`PreparedEngine::begin`], and if the saved state cannot be restored.
-    pub fn restore(self, snapshot: StackSnapshot) -> Result<(Engine, PortClaims), OpenError> {
+    pub fn restore(self, snapshot: StackSnapshot<'_>) -> Result<(Engine, PortClaims), OpenError> {
         self.start(|config, now_ns, arena| Ok(Stack::restore(config, snapshot, now_ns, arena)?))
     }
 
@@ -172,7 +193,7 @@ impl PreparedEngine {
         self,
         stack: impl FnOnce(Config, u64, &mut Arena) -> Result<Stack, OpenError>,
     ) -> Result<(Engine, PortClaims), OpenError> {
-        let Self { device, interim_device, mut arena, mut config, neighbours, claims, .. } = self;
+        let Self { device, interim_device, mut arena, mut config, neighbours, .. } = self;
         if config.device.is_fed_by_kernel() && config.engine.idle == IdleConfig::default() {
             // The kernel's receive work may need this core: a pause yields to it.
             config.engine.idle.spin_ns = 0;
@@ -192,7 +213,8 @@ impl PreparedEngine {
         if let Some(admission) = &config.admission {
             engine.set_admission(admission, seed)?;
         }
-        Ok((engine, claims))
+        engine.reservations = self.reservations;
+        Ok((engine, self.claims))
     }
 }
 
@@ -202,7 +224,7 @@ impl PreparedEngine {
 /// [`OpenError`] says what is wrong and what to do; nothing stays behind.
 pub fn open(config: NetConfig) -> Result<(Engine, PortClaims), OpenError> {
     let mut prepared = PreparedEngine::new(config)?;
-    prepared.open_device()?;
+    prepared.open_alone()?;
     prepared.begin()
 }
 

@@ -30,7 +30,7 @@ pub struct ShardedStacks {
 /// addresses.
 pub fn open_sharded(config: NetConfig, cores: usize) -> Result<ShardedStacks, OpenError> {
     let mut prepared = PreparedEngines::new(config, cores)?;
-    prepared.primary().open_device()?;
+    prepared.primary().open_alone()?;
     prepared.begin()
 }
 
@@ -102,7 +102,7 @@ impl PreparedEngines {
     ///
     /// # Errors
     /// As [`PreparedEngine::restore`].
-    pub fn go_on(self, snapshot: StackSnapshot) -> Result<ShardedStacks, OpenError> {
+    pub fn go_on(self, snapshot: StackSnapshot<'_>) -> Result<ShardedStacks, OpenError> {
         let Self { primary, secondaries, secondary_devices } = self;
         start_secondaries(primary.restore(snapshot)?, secondaries, secondary_devices)
     }

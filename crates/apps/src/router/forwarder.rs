@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use tidegate::{Arena, DropCounters, DropReason};
 use tidegate_device::{Burst, Device, DeviceCounters};
-use tidegate_engine::Clock;
+use tidegate_engine::{AddressReservations, Clock};
 use tidegate_gate::{Gate, GateAction, Ring, RingCounts, Settings};
 use tidegate_memory::Frame;
 use tidegate_stack::{Counters, OwnAddresses, Router, Stack};
@@ -99,6 +99,8 @@ pub struct Forwarder {
     /// True while another host may claim an own address, which is then given up.
     is_probing: bool,
     on_ready: Option<ReadyCallback>,
+    /// Own addresses among the programs on each interface.
+    reservations: Vec<AddressReservations>,
     filter_expiry_at_ns: u64,
     /// Receive turns with frames since the last sleep.
     turns_since_sleep: u32,
@@ -137,10 +139,16 @@ impl Forwarder {
             input_drops: DropCounters::new(),
             is_probing: true,
             on_ready: None,
+            reservations: Vec::new(),
             filter_expiry_at_ns: 0,
             turns_since_sleep: 0,
             counters: ForwarderCounters::default(),
         }
+    }
+
+    /// Keeps the reservations of the own addresses for as long as this value exists.
+    pub fn keep_reservations(&mut self, reservations: Vec<AddressReservations>) {
+        self.reservations = reservations;
     }
 
     /// The gate, which decides when to poll and how many packets to take.

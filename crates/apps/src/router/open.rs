@@ -13,7 +13,7 @@ use tidegate_device::netlink::{self, Interface, NetlinkError};
 use tidegate_device::packet::{PacketConfig, PacketDevice, PacketError};
 use tidegate_device::tap::{TapConfig, TapDevice, TapError};
 use tidegate_device::xdp::{BusyPoll, SteeringRule, XdpConfig, XdpDevice, XdpError};
-use tidegate_engine::Clock;
+use tidegate_engine::{AddressReservations, Clock, ReservationError};
 use tidegate_gate::{Quota, Settings};
 use tidegate_memory::{ArenaConfig, ArenaError};
 use tidegate_stack::{Config, ConfigError, Router, Stack};
@@ -194,6 +194,9 @@ pub enum RouterError {
         /// Name of the interface.
         interface: String,
     },
+    /// Another program has an address of the router, or the address cannot be reserved.
+    #[error(transparent)]
+    Reservation(#[from] ReservationError),
     /// The packet buffers could not be allocated.
     #[error(transparent)]
     Arena(#[from] ArenaError),
@@ -257,8 +260,9 @@ pub fn open(config: RouterConfig) -> Result<Forwarder, RouterError> {
         let Some(index) = interface_for_route(&config.interfaces, &route) else { continue };
         routes[index].push(route);
     }
-    let (mut devices, mut stacks) = (Vec::new(), Vec::new());
+    let (mut devices, mut stacks, mut reservations) = (Vec::new(), Vec::new(), Vec::new());
     for (spec, routes) in config.interfaces.into_iter().zip(routes) {
+        reservations.push(reserve_addresses(&spec)?);
         let device = open_device(spec.device, &spec.addresses, &config.gate, &mut arena)?;
         let capabilities = device.capabilities();
         let stack = Config::ethernet(MacAddr(capabilities.mac), seed)
@@ -277,7 +281,22 @@ pub fn open(config: RouterConfig) -> Result<Forwarder, RouterError> {
     }
     let router = Router::new(stacks, seed);
     let filter = config.filter.map(FilterLink::new);
-    Ok(Forwarder::new(devices, arena, router, filter, config.gate, clock))
+    let mut forwarder = Forwarder::new(devices, arena, router, filter, config.gate, clock);
+    forwarder.keep_reservations(reservations);
+    Ok(forwarder)
+}
+
+/// Reserves the addresses of an interface among the programs on it.
+fn reserve_addresses(spec: &InterfaceSpec) -> Result<AddressReservations, ReservationError> {
+    let interface = match &spec.device {
+        RouterDevice::Xdp(xdp) => &xdp.interface,
+        RouterDevice::Packet(packet) => &packet.interface,
+        RouterDevice::Tap(_) | RouterDevice::Dpdk(_) | RouterDevice::Mem(_) => {
+            return Ok(AddressReservations::default());
+        }
+    };
+    let addresses = spec.addresses.iter().map(IpCidr::address);
+    AddressReservations::reserve(interface, None, addresses)
 }
 
 fn check_config(config: &RouterConfig) -> Result<(), RouterError> {

@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::process::{Resource, Rlimit};
@@ -26,6 +26,7 @@ use self::privileges::KeptCapabilities;
 use crate::Failure;
 use crate::config;
 use crate::control::ControlSocket;
+use crate::drop_log::{CHECK_INTERVAL, DropLog};
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind};
 use crate::output::print_line;
@@ -252,8 +253,17 @@ impl DaemonCommand {
         if !self.take_over {
             printed?;
         }
+        let (mut drop_log, mut last_check) = (DropLog::new(), Instant::now());
         while !stop.load(Ordering::Relaxed) && daemon.is_running() {
             std::thread::sleep(POLL_INTERVAL);
+            if last_check.elapsed() < CHECK_INTERVAL || drop_log.is_complete() {
+                continue;
+            }
+            last_check = Instant::now();
+            // The end of a core is found by the next look.
+            if let Ok(drops) = daemon.controls().drops() {
+                drop_log.check(&drops);
+            }
         }
         if daemon.is_running() && self.json {
             print_line!("{}", serde_json::to_string(&daemon.report()?)?)?;

@@ -22,8 +22,8 @@ use crate::control::ControlSocket;
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind, pin_to};
 use crate::output::log;
-use crate::process::{Startup, print_ready, raise_priority};
-use crate::reload::{NetSettings, ReloadPart, ReloadThread};
+use crate::process::{ServerThreads, Startup, print_ready, raise_priority};
+use crate::reload::{NetSettings, ReloadPart};
 use crate::report::ServeReport;
 use crate::sandbox::{Obstacle, UserOption};
 
@@ -255,7 +255,7 @@ impl ServerOptions {
         };
         let set_count = if self.reuse_port { self.readers } else { 1 };
         let sets = (0..set_count).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
-        let _reload = startup.finish(reload)?;
+        let _reload = startup.finish(reload, None)?;
         print_ready(name, addresses, "kernel sockets")?;
         if self.has_reader_threads() {
             let responders = vec![responder; self.readers];
@@ -289,7 +289,7 @@ impl ServerOptions {
         let control = self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
         let _control = control.transpose()?;
         net.wait_for_addresses()?;
-        let _reload = startup.finish(reload)?;
+        let _reload = startup.finish(reload, Some(net))?;
         print_ready_on(net, name, addresses)?;
         if !self.has_reader_threads() {
             let responder = &mut responder;
@@ -387,7 +387,7 @@ pub(crate) struct ReadyServer {
     pub(crate) listeners: Vec<TcpListener>,
     pub(crate) stop: Arc<AtomicBool>,
     /// Threads that end with the server.
-    pub(crate) threads: (ReloadThread, Option<ControlSocket>),
+    pub(crate) threads: (ServerThreads, Option<ControlSocket>),
 }
 
 impl StreamServer {
@@ -402,7 +402,7 @@ impl StreamServer {
         parts.push(settings.into_part(net.clone())?);
         net.wait_for_addresses()?;
         let stop = startup.stop();
-        let reload = startup.finish(parts)?;
+        let reload = startup.finish(parts, Some(&net))?;
         print_ready_on(&net, name, &addresses)?;
         Ok(ReadyServer { net, listeners, stop, threads: (reload, control) })
     }

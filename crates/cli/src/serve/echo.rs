@@ -95,7 +95,7 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
         let (stop, mut reload) = (startup.stop(), None);
         let addresses = host.kernel_addresses(port);
         let ready = || {
-            reload = Some(startup.finish(Vec::new()).map_err(std::io::Error::other)?);
+            reload = Some(startup.finish(Vec::new(), None).map_err(std::io::Error::other)?);
             print_ready("echo", &addresses, "kernel sockets")
         };
         if echo.io_uring {

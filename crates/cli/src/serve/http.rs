@@ -128,7 +128,7 @@ impl HttpCommand {
             let (stop, mut reload) = (startup.stop(), None);
             let addresses = host.kernel_addresses(port);
             let ready = || {
-                reload = Some(startup.finish(vec![part]).map_err(io::Error::other)?);
+                reload = Some(startup.finish(vec![part], None).map_err(io::Error::other)?);
                 root.inspect(|root| warn_unless_accessible(root));
                 print_ready("http", &addresses, "kernel sockets")
             };

@@ -35,11 +35,16 @@ impl Running {
     /// Sends SIGHUP and returns the line that reports the reload.
     pub fn reload(&mut self) -> String {
         self.signal(Signal::HUP);
+        self.line_with("reloaded")
+    }
+
+    /// Waits for a line on standard error with this text, and returns the line.
+    pub fn line_with(&mut self, text: &str) -> String {
         loop {
             let mut line = String::new();
             let len = self.errors.read_line(&mut line).unwrap();
             assert_ne!(len, 0, "the command ended: {:?}", self.child.wait());
-            if line.contains("reloaded") {
+            if line.contains(text) {
                 return line;
             }
         }

@@ -2,12 +2,12 @@
 
 use std::io::{self, Read};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags};
 
@@ -33,6 +33,15 @@ static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 /// effect.
 pub fn set_restorer(program: impl Into<PathBuf>) {
     let _ = PROGRAM.set(program.into());
+}
+
+/// Progress of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The values are in force.
+    Made,
+    /// The restorer was asked for the change: [`SettingsGuard::poll_request`] tells the result.
+    Requested,
 }
 
 /// Changed settings of an interface, restored on drop.
@@ -106,6 +115,32 @@ impl SettingsGuard {
         Ok(Some(guard))
     }
 
+    /// Changed settings of a process without privileges, and the restorer's end of the socket. The
+    /// settings are those of no interface, but of the file.
+    #[cfg(test)]
+    pub(crate) fn of_unprivileged(file: std::fs::File, changed: Settings) -> (Self, UnixStream) {
+        let (socket, theirs) = UnixStream::pair().unwrap();
+        let interface = InterfaceId { index: 1, mac: [0; 6] };
+        let changed_mark = changed.mark();
+        let channel = Channel::create("").unwrap();
+        let guard = Self {
+            change: SettingsChange { interface, original: changed.clone(), changed_mark },
+            access: SettingsAccess::Sysfs {
+                defer_irqs: file.try_clone().unwrap(),
+                flush_timeout: file,
+            },
+            changed,
+            text: String::new(),
+            folder: None,
+            record_path: None,
+            record: None,
+            restorer: Some(RestorerLink { channel, socket, requests: Requests::default() }),
+            is_unprivileged: true,
+            process: rustix::process::getpid(),
+        };
+        (guard, theirs)
+    }
+
     /// Values before the change.
     #[cfg(test)]
     pub(crate) fn original(&self) -> &Settings {
@@ -115,8 +150,8 @@ impl SettingsGuard {
     /// Writes the changed values.
     ///
     /// # Errors
-    /// The kernel refuses, and the restorer does not answer.
-    pub(crate) fn apply(&mut self) -> io::Result<()> {
+    /// The kernel refuses, and there is no restorer, or it did not answer a short time ago.
+    pub(crate) fn apply(&mut self) -> io::Result<Progress> {
         let flush_timeout_ns = self.changed.flush_timeout_ns();
         self.write_or_request(flush_timeout_ns, |guard| {
             guard.access.write(&guard.change.interface, &guard.changed)
@@ -127,31 +162,52 @@ impl SettingsGuard {
     ///
     /// # Errors
     /// As [`SettingsGuard::apply`].
-    pub(crate) fn write_flush_timeout(&mut self, flush_timeout_ns: u64) -> io::Result<()> {
+    pub(crate) fn write_flush_timeout(&mut self, flush_timeout_ns: u64) -> io::Result<Progress> {
         self.write_or_request(flush_timeout_ns, |guard| {
             guard.access.write_flush_timeout(&guard.change.original, flush_timeout_ns)
         })
     }
 
-    /// Calls `write`. In a process that has dropped its privileges, the restorer makes the change
-    /// instead.
+    /// Calls `write`. In a process that has dropped its privileges, the restorer is asked for the
+    /// change instead.
     fn write_or_request(
         &mut self,
         flush_timeout_ns: u64,
         write: impl FnOnce(&mut Self) -> io::Result<()>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Progress> {
         if !self.is_unprivileged {
-            let Err(error) = write(self) else { return Ok(()) };
+            let Err(error) = write(self) else { return Ok(Progress::Made) };
             self.is_unprivileged = error.kind() == io::ErrorKind::PermissionDenied;
             if self.restorer.is_none() {
                 return Err(error);
             }
         }
-        match &mut self.restorer {
-            // Refused by the kernel for another reason, the restorer fails, too.
-            Some(restorer) => restorer.requests.send(&restorer.socket, flush_timeout_ns),
-            None => Err(io::ErrorKind::PermissionDenied.into()),
-        }
+        let restorer = self.restorer.as_mut().ok_or(io::ErrorKind::PermissionDenied)?;
+        // Refused by the kernel for another reason, the restorer fails, too.
+        restorer.requests.send(&restorer.socket, flush_timeout_ns, Instant::now())?;
+        Ok(Progress::Requested)
+    }
+
+    /// True while the restorer has a request to answer.
+    #[inline]
+    pub(crate) fn is_pending(&self) -> bool {
+        self.restorer.as_ref().is_some_and(|restorer| restorer.requests.is_pending())
+    }
+
+    /// Result of the change that the restorer was last asked for; `None` until it is known, and
+    /// without a request. The call does not wait.
+    ///
+    /// # Errors
+    /// The restorer refuses, is gone, or does not answer in time.
+    pub(crate) fn poll_request(&mut self) -> Option<io::Result<()>> {
+        let RestorerLink { requests, socket, .. } = self.restorer.as_mut()?;
+        requests.is_pending().then(|| requests.poll(socket, Instant::now()))?
+    }
+
+    /// Descriptor that becomes readable with an answer of the restorer, and when the restorer is
+    /// gone.
+    pub(crate) fn answer_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.restorer.as_ref().map(|restorer| restorer.socket.as_fd())
     }
 
     /// Number of times that the restorer has restored the settings, because this process was
@@ -212,7 +268,8 @@ impl RestorerLink {
         // Errors mean that the restorer is gone.
         let _ = self.socket.shutdown(Shutdown::Write);
         let _ = self.socket.set_read_timeout(Some(END_TIMEOUT));
-        let _ = self.socket.read(&mut [0]);
+        // Answers that nobody has taken come first.
+        while self.socket.read(&mut [0; 64]).is_ok_and(|count| count > 0) {}
     }
 }
 

@@ -14,7 +14,7 @@
 //! * A restorer has a standby, which takes its place, and starts a new standby, when the restorer
 //!   dies. Likewise the restorer replaces its standby.
 //! * A process that has dropped its privileges sends its restorer requests for other values of the
-//!   settings that the process has changed before.
+//!   settings that the process has changed before. It looks for the answers between other work.
 //! * A record in a file outlasts them all, should they be killed at the same moment. The next
 //!   process that changes the interface, and [`restore_left_behind`], restore from the record.
 //!
@@ -36,6 +36,8 @@ mod sys;
 pub(crate) use self::access::is_sysfs_of;
 pub(crate) use self::access::{InterfaceId, Settings, SettingsAccess};
 pub use self::channel::{RestorerRole, UnknownRestorerRole};
+#[cfg(feature = "xdp")]
+pub(crate) use self::guard::Progress;
 pub(crate) use self::guard::SettingsGuard;
 pub use self::guard::set_restorer;
 pub use self::left_behind::{LeftBehind, restore_left_behind};

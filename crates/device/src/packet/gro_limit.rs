@@ -39,5 +39,8 @@ impl GroLimit {
             // If the kernel refuses, frames that do not fit are dropped and counted.
             let _ = self.guard.apply();
         }
+        if self.guard.is_pending() {
+            let _ = self.guard.poll_request();
+        }
     }
 }

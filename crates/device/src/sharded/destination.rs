@@ -21,6 +21,15 @@ pub(super) struct FragmentKey {
     identification: u32,
 }
 
+#[cfg(test)]
+impl FragmentKey {
+    /// Key of a datagram.
+    pub(super) fn of_udp(source: IpAddr, destination: IpAddr, identification: u32) -> Self {
+        let protocol = source.is_ipv4().then_some(IpProtocol::UDP);
+        Self { source, destination, protocol, identification }
+    }
+}
+
 /// Destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Destination<'f> {

@@ -4,6 +4,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::event::epoll;
 use tidegate_memory::{Arena, Doorbell, Frame};
@@ -139,14 +140,17 @@ impl Dispatcher {
             Destination::FirstFragment(key, headers) => {
                 let flow = headers.flow();
                 if let Some(flow) = flow {
-                    self.fragments.begin(key, flow, &mut self.early_fragments);
+                    self.fragments.begin(Instant::now(), key, flow, &mut self.early_fragments);
                 }
                 (headers.local_port(), flow)
             }
-            Destination::Fragment(key) => match self.fragments.flow(key) {
-                Some(flow) => (flow.local_port(), Some(flow)),
-                None => return self.fragments.wait(key, frame, burst),
-            },
+            Destination::Fragment(key) => {
+                let now = Instant::now();
+                match self.fragments.flow(now, key) {
+                    Some(flow) => (flow.local_port(), Some(flow)),
+                    None => return self.fragments.wait(now, key, frame, burst),
+                }
+            }
             Destination::AllCores => {
                 self.copy_to_cores(view.active_cores(), arena, &frame);
                 return burst.push_back(frame);
@@ -157,6 +161,16 @@ impl Dispatcher {
         while let Some(frame) = self.early_fragments.pop_front() {
             self.deliver(view, arena, SteeredFrame { local_port, flow, frame }, burst);
         }
+    }
+
+    /// Drops fragments that have waited too long for the first one of their packet.
+    #[cold]
+    fn expire_fragments(&mut self, arena: &mut Arena) {
+        let Self { fragments, drops, .. } = self;
+        fragments.expire(Instant::now(), |frame| {
+            drops.count(DropReason::FragmentTimeout);
+            arena.free(frame);
+        });
     }
 
     /// Delivers a frame to the core that has the port or flow.
@@ -301,6 +315,9 @@ impl ShardedDevice for PrimaryDevice {
         filter: &mut dyn FnMut(&mut Arena, &mut Burst),
     ) -> io::Result<usize> {
         self.dispatcher.deliver_parked(&self.flow_steering, arena, burst);
+        if self.dispatcher.fragments.has_waiting() {
+            self.dispatcher.expire_fragments(arena);
+        }
         let received = self.device.receive(arena, &mut self.arrived, quota)?;
         filter(arena, &mut self.arrived);
         let view = self.flow_steering.view();

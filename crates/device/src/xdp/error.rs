@@ -5,9 +5,9 @@ use std::io;
 use aya::EbpfError;
 use aya::maps::MapError;
 
-use super::holder::ProgramHolder;
 use crate::capabilities::MissingCapabilities;
 use crate::netlink::NetlinkError;
+use crate::process::ProcessInfo;
 
 /// Error of opening or steering an AF_XDP device. After an error of opening, nothing is left
 /// attached.
@@ -56,7 +56,7 @@ pub enum XdpError {
         /// Interface name.
         interface: String,
         /// Process that attached the program, if known.
-        holder: Option<ProgramHolder>,
+        holder: Option<ProcessInfo>,
     },
     /// The kernel refused to attach the XDP program.
     #[error("cannot attach an XDP program to `{interface}`, {tried}: {source}{hint}")]
@@ -148,7 +148,7 @@ pub enum XdpError {
 }
 
 /// Advice about an interface that has a program.
-fn advice(interface: &str, holder: Option<&ProgramHolder>) -> String {
+fn advice(interface: &str, holder: Option<&ProcessInfo>) -> String {
     match holder {
         Some(holder) => format!(
             "by {holder}: let one `tidegate daemon` serve `{interface}` and attach both programs to \

@@ -2,10 +2,13 @@
 //! before it falls back to interrupts.
 
 use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::event::epoll;
 
 use super::BusyPoll;
 use super::config::TargetInterface;
-use crate::interface_settings::{InterfaceId, Settings, SettingsAccess, SettingsGuard};
+use crate::interface_settings::{InterfaceId, Progress, Settings, SettingsAccess, SettingsGuard};
 use crate::netlink::NapiSettings;
 
 /// Minimum flush timeout while receiving is paused, in nanoseconds. Exceeds the period of a
@@ -16,6 +19,22 @@ const MIN_PAUSE_TIMEOUT_NS: u64 = 20_000_000;
 /// 30 frames in that time; RX rings of NICs hold a thousand, a veth's 256.
 const SOFTIRQ_TIMEOUT_NS: u64 = 20_000;
 
+/// Data of the restorer's descriptor in the epoll instance of a device.
+const RESTORER_EVENT: u64 = u64::MAX;
+
+/// Change of the flush timeout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum TimeoutChange {
+    /// The timeout is as it was.
+    None,
+    /// The timeout changed, which takes effect with the next poll.
+    Made,
+    /// The process has no privilege to change the timeout, and has asked its restorer.
+    /// [`IrqDeferral::update`] tells once the change is made.
+    Requested,
+}
+
 /// Changed interrupt-deferral settings of a device; restored on drop.
 pub(super) struct IrqDeferral {
     guard: SettingsGuard,
@@ -23,8 +42,11 @@ pub(super) struct IrqDeferral {
     restorations: u64,
     /// Flush timeout while the device polls, in nanoseconds.
     polling_timeout_ns: u64,
-    /// Current flush timeout, in nanoseconds.
-    flush_timeout_ns: u64,
+    /// Flush timeout that is set, or was requested, in nanoseconds; `None` after a request that was
+    /// not granted, which the restorer may yet serve.
+    flush_timeout_ns: Option<u64>,
+    /// The device's epoll instance has the restorer's descriptor.
+    wakes_on_answer: bool,
 }
 
 impl IrqDeferral {
@@ -51,88 +73,138 @@ impl IrqDeferral {
                 _ => Settings::Deferral { defer_irqs, flush_timeout_ns },
             })
         })?;
-        let guard = guard.ok_or(io::ErrorKind::Unsupported)?;
-        let restorations = guard.restorations();
-        let polling_timeout_ns = flush_timeout_ns;
-        Ok(Self { guard, restorations, polling_timeout_ns, flush_timeout_ns })
+        Ok(Self::new(guard.ok_or(io::ErrorKind::Unsupported)?, flush_timeout_ns))
     }
 
-    /// Applies the settings again if they were restored while this process was stopped. Returns
-    /// true if so, which takes effect with the next poll.
-    #[inline]
-    pub(super) fn apply_again(&mut self) -> bool {
-        let restorations = self.guard.restorations();
-        if self.restorations == restorations {
-            return false;
+    fn new(guard: SettingsGuard, flush_timeout_ns: u64) -> Self {
+        Self {
+            restorations: guard.restorations(),
+            guard,
+            polling_timeout_ns: flush_timeout_ns,
+            flush_timeout_ns: Some(flush_timeout_ns),
+            wakes_on_answer: false,
         }
-        self.restorations = restorations;
+    }
+
+    /// True while the restorer has a request to answer, so that the former timeout may be in force.
+    #[inline]
+    pub(super) fn is_pending(&self) -> bool {
+        self.guard.is_pending()
+    }
+
+    /// Tells about changes since the last call: the settings are applied again if they were restored
+    /// while this process was stopped, and the restorer may have answered.
+    ///
+    /// # Errors
+    /// The restorer has not granted the last request: the timeout may be any of those before.
+    #[inline]
+    pub(super) fn update(&mut self, readiness: BorrowedFd<'_>) -> io::Result<TimeoutChange> {
+        if self.restorations != self.guard.restorations() {
+            return Ok(self.apply_again());
+        }
+        if self.is_pending() { self.poll_request(readiness) } else { Ok(TimeoutChange::None) }
+    }
+
+    fn apply_again(&mut self) -> TimeoutChange {
+        self.restorations = self.guard.restorations();
         // If the kernel refuses, softirqs poll the driver too.
         let _ = self.guard.apply();
-        let _ = self.guard.write_flush_timeout(self.flush_timeout_ns);
-        true
+        let timeout_ns = self.flush_timeout_ns.unwrap_or(self.polling_timeout_ns);
+        self.write_flush_timeout(timeout_ns).unwrap_or(TimeoutChange::Made)
     }
 
-    /// Defers interrupts for a pause of `wait_ns` without polls. Returns true if the flush
-    /// timeout was raised, which takes effect with the next poll.
+    fn poll_request(&mut self, readiness: BorrowedFd<'_>) -> io::Result<TimeoutChange> {
+        let Some(result) = self.guard.poll_request() else { return Ok(TimeoutChange::None) };
+        if std::mem::take(&mut self.wakes_on_answer)
+            && let Some(restorer) = self.guard.answer_fd()
+        {
+            epoll::delete(readiness, restorer)?;
+        }
+        if let Err(error) = result {
+            self.flush_timeout_ns = None;
+            return Err(error);
+        }
+        Ok(TimeoutChange::Made)
+    }
+
+    /// Makes the answer to a request wake a device that sleeps on this epoll instance. The device
+    /// may otherwise sleep with the timeout of a busy one.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub(super) fn prepare_sleep(&mut self, readiness: BorrowedFd<'_>) -> io::Result<()> {
+        if self.wakes_on_answer || !self.is_pending() {
+            return Ok(());
+        }
+        let Some(restorer) = self.guard.answer_fd() else { return Ok(()) };
+        let data = epoll::EventData::new_u64(RESTORER_EVENT);
+        epoll::add(readiness, restorer, data, epoll::EventFlags::IN)?;
+        self.wakes_on_answer = true;
+        Ok(())
+    }
+
+    /// Defers interrupts for a pause of `wait_ns` without polls, if the flush timeout is shorter.
     ///
     /// # Errors
     /// The kernel refuses; the driver is then polled by softirqs during the pause.
-    pub(super) fn defer_for(&mut self, wait_ns: u64) -> io::Result<bool> {
+    pub(super) fn defer_for(&mut self, wait_ns: u64) -> io::Result<TimeoutChange> {
         // While frames were queued no polls were needed, so the last poll may be a while ago.
         let wait_ns = wait_ns.saturating_mul(2);
-        if wait_ns <= self.flush_timeout_ns {
-            return Ok(false);
+        if self.flush_timeout_ns.is_some_and(|timeout_ns| wait_ns <= timeout_ns) {
+            return Ok(TimeoutChange::None);
         }
-        self.write_flush_timeout(wait_ns.max(MIN_PAUSE_TIMEOUT_NS))?;
-        Ok(true)
+        self.write_flush_timeout(wait_ns.max(MIN_PAUSE_TIMEOUT_NS))
     }
 
     /// Sets a short flush timeout: softirqs poll the device more often than its RX ring fills.
-    /// Returns true if the timeout changed, which takes effect with the next poll.
     ///
     /// # Errors
     /// The kernel refuses; the RX ring may then overflow.
-    pub(super) fn poll_in_softirq(&mut self) -> io::Result<bool> {
+    pub(super) fn poll_in_softirq(&mut self) -> io::Result<TimeoutChange> {
         self.set_flush_timeout(SOFTIRQ_TIMEOUT_NS)
     }
 
-    /// Restores the flush timeout of normal polling. Returns true if the timeout changed, which
-    /// takes effect with the next poll.
+    /// Restores the flush timeout of normal polling.
     ///
     /// # Errors
     /// The kernel refuses; the wakeup of a sleeping owner is then late.
-    pub(super) fn expect_polls(&mut self) -> io::Result<bool> {
+    pub(super) fn expect_polls(&mut self) -> io::Result<TimeoutChange> {
         self.set_flush_timeout(self.polling_timeout_ns)
     }
 
-    /// Sets a flush timeout of 0: one interrupt for each frame, without deferral. Returns true
-    /// if the timeout changed, which takes effect with the next poll.
+    /// Sets a flush timeout of 0: one interrupt for each frame, without deferral.
     ///
     /// # Errors
     /// The kernel refuses; the wakeup of a sleeping owner is then late.
-    pub(super) fn interrupt_at_once(&mut self) -> io::Result<bool> {
+    pub(super) fn interrupt_at_once(&mut self) -> io::Result<TimeoutChange> {
         self.set_flush_timeout(0)
     }
 
-    fn set_flush_timeout(&mut self, flush_timeout_ns: u64) -> io::Result<bool> {
-        if self.flush_timeout_ns == flush_timeout_ns {
-            return Ok(false);
+    fn set_flush_timeout(&mut self, flush_timeout_ns: u64) -> io::Result<TimeoutChange> {
+        if self.flush_timeout_ns == Some(flush_timeout_ns) {
+            return Ok(TimeoutChange::None);
         }
-        self.write_flush_timeout(flush_timeout_ns)?;
-        Ok(true)
+        self.write_flush_timeout(flush_timeout_ns)
     }
 
-    fn write_flush_timeout(&mut self, flush_timeout_ns: u64) -> io::Result<()> {
-        self.guard.write_flush_timeout(flush_timeout_ns)?;
-        self.flush_timeout_ns = flush_timeout_ns;
-        Ok(())
+    fn write_flush_timeout(&mut self, flush_timeout_ns: u64) -> io::Result<TimeoutChange> {
+        let progress = self.guard.write_flush_timeout(flush_timeout_ns)?;
+        self.flush_timeout_ns = Some(flush_timeout_ns);
+        Ok(match progress {
+            Progress::Made => TimeoutChange::Made,
+            Progress::Requested => TimeoutChange::Requested,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
     use std::process::Command;
 
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::thread::UnshareFlags;
 
     use super::*;
@@ -194,27 +266,88 @@ mod tests {
             }
         };
         assert_timeout(123_456);
-        assert!(!deferral.defer_for(60_000).unwrap(), "the flush timeout is longer already");
+        assert_eq!(
+            deferral.defer_for(60_000).unwrap(),
+            TimeoutChange::None,
+            "the flush timeout is longer already"
+        );
         assert_timeout(123_456);
-        assert!(deferral.defer_for(9_000_000).unwrap());
+        assert_eq!(deferral.defer_for(9_000_000).unwrap(), TimeoutChange::Made);
         assert_timeout(MIN_PAUSE_TIMEOUT_NS);
-        assert!(!deferral.defer_for(10_000_000).unwrap(), "the timeout is set already");
-        assert!(deferral.defer_for(50_000_000).unwrap());
+        assert_eq!(
+            deferral.defer_for(10_000_000).unwrap(),
+            TimeoutChange::None,
+            "the timeout is set already"
+        );
+        assert_eq!(deferral.defer_for(50_000_000).unwrap(), TimeoutChange::Made);
         assert_timeout(100_000_000);
-        assert!(deferral.poll_in_softirq().unwrap());
+        assert_eq!(deferral.poll_in_softirq().unwrap(), TimeoutChange::Made);
         assert_timeout(SOFTIRQ_TIMEOUT_NS);
-        assert!(!deferral.poll_in_softirq().unwrap());
-        assert!(deferral.expect_polls().unwrap());
+        assert_eq!(deferral.poll_in_softirq().unwrap(), TimeoutChange::None);
+        assert_eq!(deferral.expect_polls().unwrap(), TimeoutChange::Made);
         assert_timeout(123_456);
-        assert!(!deferral.expect_polls().unwrap());
-        assert!(deferral.interrupt_at_once().unwrap());
+        assert_eq!(deferral.expect_polls().unwrap(), TimeoutChange::None);
+        assert_eq!(deferral.interrupt_at_once().unwrap(), TimeoutChange::Made);
         assert_timeout(0);
-        assert!(!deferral.interrupt_at_once().unwrap());
-        assert!(deferral.defer_for(60_000).unwrap(), "no interrupts during the pause");
+        assert_eq!(deferral.interrupt_at_once().unwrap(), TimeoutChange::None);
+        assert_eq!(
+            deferral.defer_for(60_000).unwrap(),
+            TimeoutChange::Made,
+            "no interrupts during the pause"
+        );
         assert_timeout(MIN_PAUSE_TIMEOUT_NS);
-        assert!(deferral.expect_polls().unwrap());
+        assert_eq!(deferral.expect_polls().unwrap(), TimeoutChange::Made);
         assert_timeout(123_456);
         drop(deferral);
         assert_eq!(napis(index).unwrap(), before);
+    }
+
+    /// Answers the next request of a process without privileges; returns the request.
+    fn grant(restorer: &mut UnixStream) -> u64 {
+        let mut request = [0; 8];
+        restorer.read_exact(&mut request).unwrap();
+        restorer.write_all(&request).unwrap();
+        u64::from_ne_bytes(request)
+    }
+
+    fn is_readable(fd: impl AsFd) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).unwrap() == 1
+    }
+
+    #[test]
+    fn answer_of_the_restorer_wakes_a_sleeping_device() {
+        use TimeoutChange::{Made, None, Requested};
+        let settings = Settings::Deferral { defer_irqs: 7, flush_timeout_ns: 5 };
+        let (guard, mut restorer) =
+            SettingsGuard::of_unprivileged(tempfile::tempfile().unwrap(), settings);
+        let readiness = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let mut deferral = IrqDeferral::new(guard, 5);
+        let asleep = |deferral: &mut IrqDeferral| {
+            deferral.prepare_sleep(readiness.as_fd()).unwrap();
+            !is_readable(&readiness)
+        };
+        assert!(asleep(&mut deferral));
+        for (timeout_ns, change) in [(0, Requested), (0, None)] {
+            assert_eq!(deferral.set_flush_timeout(timeout_ns).unwrap(), change);
+        }
+        assert!(deferral.is_pending());
+        assert_eq!(deferral.update(readiness.as_fd()).unwrap(), None);
+        assert!(asleep(&mut deferral) && asleep(&mut deferral));
+        assert_eq!(grant(&mut restorer), 0);
+        assert!(is_readable(&readiness));
+        assert_eq!(deferral.update(readiness.as_fd()).unwrap(), Made);
+        assert!(!deferral.is_pending() && asleep(&mut deferral));
+        assert_eq!(deferral.update(readiness.as_fd()).unwrap(), None);
+
+        // A restorer that is gone wakes the device once, not again and again.
+        assert_eq!(deferral.expect_polls().unwrap(), Requested);
+        assert!(asleep(&mut deferral));
+        drop(restorer);
+        assert!(is_readable(&readiness));
+        deferral.update(readiness.as_fd()).unwrap_err();
+        assert!(asleep(&mut deferral));
+        deferral.expect_polls().unwrap_err();
+        assert!(!deferral.is_pending() && asleep(&mut deferral));
     }
 }

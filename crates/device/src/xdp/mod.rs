@@ -41,8 +41,7 @@ use tidegate_wire::DropReason;
 pub use self::config::{AttachMode, BusyPoll, CopyMode, RingSizes, UnknownAttachMode, XdpConfig};
 pub use self::error::XdpError;
 pub use self::guard::XdpGuard;
-pub use self::holder::ProgramHolder;
-use self::irq_deferral::IrqDeferral;
+use self::irq_deferral::{IrqDeferral, TimeoutChange};
 pub use self::link::XdpLink;
 pub use self::napi::NapiPoller;
 #[cfg(feature = "packet")]
@@ -225,9 +224,7 @@ impl Device for XdpDevice {
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
-        if self.irq_deferral.as_mut().is_some_and(IrqDeferral::apply_again) {
-            self.poll_driver()?;
-        }
+        self.update_deferral()?;
         let mut received = self.receive_round(arena, burst, quota)?;
         self.times_emptied += u64::from(received < quota);
         if self.has_total_limit {
@@ -269,12 +266,12 @@ impl Device for XdpDevice {
             return Ok(());
         }
         // If the kernel refuses, softirqs poll the driver meanwhile.
-        let deferral = self.irq_deferral.as_mut();
-        if deferral.is_some_and(|device| device.defer_for(wait_ns).unwrap_or(false)) {
+        let Some(deferral) = &mut self.irq_deferral else { return Ok(()) };
+        let Ok(change) = deferral.defer_for(wait_ns) else { return Ok(()) };
+        if change != TimeoutChange::None {
             self.traffic.set_heavy();
-            self.poll_driver()?;
         }
-        Ok(())
+        self.put_into_effect(change)
     }
 
     fn has_unsent_frames(&mut self) -> bool {
@@ -285,6 +282,9 @@ impl Device for XdpDevice {
         self.large_bursts = 0;
         self.traffic.on_sleep();
         self.apply_traffic_mode()?;
+        if let Some(deferral) = &mut self.irq_deferral {
+            deferral.prepare_sleep(self.readiness.as_fd())?;
+        }
         let mut idle = true;
         for queue in &mut self.queues {
             idle &= queue.prepare_sleep()?;
@@ -398,9 +398,32 @@ impl XdpDevice {
         self.has_total_limit && self.softirq_mode.is_active()
     }
 
-    /// True while this device polls the driver itself.
+    /// True while this device polls the driver itself: also until interrupts are requested, but not
+    /// yet granted.
     fn is_polling(&self) -> bool {
-        !self.is_in_softirq_mode() && (self.traffic.is_heavy() || self.irq_deferral.is_none())
+        let deferral = self.irq_deferral.as_ref();
+        let has_interrupts = || deferral.is_some_and(|deferral| !deferral.is_pending());
+        !self.is_in_softirq_mode() && (self.traffic.is_heavy() || !has_interrupts())
+    }
+
+    /// Lets the device's settings take effect that were changed since the last call.
+    #[inline]
+    fn update_deferral(&mut self) -> io::Result<()> {
+        let Some(deferral) = &mut self.irq_deferral else { return Ok(()) };
+        match deferral.update(self.readiness.as_fd()) {
+            Ok(change) => self.put_into_effect(change),
+            // Without interrupts, polling continues.
+            Err(_) => {
+                self.traffic.set_heavy();
+                Ok(())
+            }
+        }
+    }
+
+    /// Polls the driver, which then uses its new flush timeout.
+    #[inline]
+    fn put_into_effect(&mut self, change: TimeoutChange) -> io::Result<()> {
+        if change == TimeoutChange::Made { self.poll_driver() } else { Ok(()) }
     }
 
     /// Switches the driver between polls and interrupts, according to the traffic.
@@ -411,8 +434,7 @@ impl XdpDevice {
         let heavy = self.traffic.is_heavy();
         let Some(deferral) = &mut self.irq_deferral else { return Ok(()) };
         match if heavy { deferral.expect_polls() } else { deferral.interrupt_at_once() } {
-            Ok(true) => self.poll_driver(),
-            Ok(false) => Ok(()),
+            Ok(change) => self.put_into_effect(change),
             // If the kernel refuses, polling continues.
             Err(_) => {
                 self.traffic.set_heavy();

@@ -10,7 +10,7 @@ use rustix::event::epoll;
 use tidegate_memory::Arena;
 
 use super::config::TargetInterface;
-use super::holder::ProgramHolder;
+use super::holder;
 use super::irq_deferral::IrqDeferral;
 use super::napi::NapiPoller;
 use super::program::SteeringProgram;
@@ -230,7 +230,7 @@ pub(super) fn attach(
                 Some(libc::EBUSY | libc::EEXIST) => {
                     return Err(XdpError::AlreadyAttached {
                         interface: interface.to_owned(),
-                        holder: ProgramHolder::of_interface(index),
+                        holder: holder::of_interface(index),
                     });
                 }
                 Some(libc::EPERM | libc::EACCES) => {

@@ -15,6 +15,8 @@ mod peer;
 #[cfg(not(loom))]
 mod region;
 mod ring;
+#[cfg(not(loom))]
+mod sealed;
 mod stream;
 mod wake_flag;
 
@@ -26,5 +28,7 @@ pub use peer::{PeerCredentials, peer_credentials};
 #[cfg(not(loom))]
 pub use region::{Region, RegionReleaser, ReleasedRegion, WordRange};
 pub use ring::{PeerError, Receiver, RingError, Sender, SharedWords, ring_words};
+#[cfg(not(loom))]
+pub use sealed::SealedBytes;
 pub use stream::{ByteReceiver, ByteSender, STREAM_WORDS, StreamError};
 pub use wake_flag::WakeFlag;

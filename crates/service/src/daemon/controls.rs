@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tidegate_gate::{GateCounters, Settings, admission};
 use tidegate_stack::OwnAddresses;
+use tidegate_wire::DropCounters;
 
 use super::core::cores::Cores;
 use super::core::message::CoreMessage;
@@ -64,6 +65,21 @@ impl Controls {
         // The first core leads the admission of all.
         self.cores.inbox(0).send(CoreMessage::Admission(Box::new(config.clone()), answer))?;
         answered.recv().map_err(|_| io::Error::other("the network core has ended"))?
+    }
+
+    /// Drops of all cores, at the device and in the stacks.
+    ///
+    /// # Errors
+    /// When a core has ended.
+    pub fn drops(&self) -> io::Result<DropCounters> {
+        let mut drops = DropCounters::new();
+        for core in 0..self.cores.count() {
+            let (answer, answered) = mpsc::channel();
+            self.cores.inbox(core).send(CoreMessage::Drops(answer))?;
+            let ended = |_| io::Error::other("the network core has ended");
+            drops.merge(&answered.recv().map_err(ended)?);
+        }
+        Ok(drops)
     }
 
     /// Waits until the own addresses are known to be unique.

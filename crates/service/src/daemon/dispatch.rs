@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 
 use super::core::message::CoreMessage;
 use super::core::{MessageHandler, NetworkCore};
+use super::transfer::request::SearchTarget;
 use super::upgrade::handover::{Handover, UpgradeMode};
 
 /// Handler of all messages to one network core.
@@ -18,6 +19,39 @@ impl Dispatcher {
     }
 }
 
+/// True for a query of another core for a port.
+fn is_for_port_of_another_core(core: &NetworkCore, message: &CoreMessage) -> bool {
+    matches!(message, CoreMessage::PortQuery(query) if query.asking_core != core.index)
+}
+
+/// True for a message at which sockets of this core may move to another core or daemon.
+fn may_move_sockets(core: &NetworkCore, message: &CoreMessage) -> bool {
+    match message {
+        CoreMessage::MoveLoad { .. }
+        | CoreMessage::MoveNext { .. }
+        | CoreMessage::MigrateProcess { .. }
+        | CoreMessage::Gather
+        | CoreMessage::Gathered { .. }
+        | CoreMessage::HandOver(_) => true,
+        CoreMessage::InsertBatch(_) => core.cores.is_gathering(),
+        CoreMessage::PortQuery(_) => is_for_port_of_another_core(core, message),
+        CoreMessage::Transfer(request) => match request.search {
+            SearchTarget::Socket { target_core, .. } => {
+                let key = core.server.transfers.key(request.fd_cookie());
+                target_core != core.index && key.is_some()
+            }
+            SearchTarget::Application => false,
+        },
+        CoreMessage::Attach(..)
+        | CoreMessage::Report(_)
+        | CoreMessage::Gate(..)
+        | CoreMessage::Admission(..)
+        | CoreMessage::OwnAddresses(_)
+        | CoreMessage::Drops(_)
+        | CoreMessage::Stop => false,
+    }
+}
+
 impl MessageHandler for Dispatcher {
     fn on_message(
         &mut self,
@@ -25,12 +59,21 @@ impl MessageHandler for Dispatcher {
         message: CoreMessage,
     ) -> io::Result<ControlFlow<Option<u32>>> {
         let mut successor = None;
+        if is_for_port_of_another_core(core, &message) {
+            // An application that has exited may have had the port.
+            core.reap_except(None);
+        }
+        if may_move_sockets(core, &message) {
+            // A socket of a detached application cannot move.
+            core.end_all_sockets();
+        }
         match message {
             CoreMessage::Attach(app, asked) => core.attach(app, asked)?,
             CoreMessage::Transfer(request) => core.handle_transfer(*request)?,
             CoreMessage::PortQuery(port) => core.on_port_query(port)?,
             CoreMessage::InsertBatch(batch) => core.insert_batch(*batch)?,
             CoreMessage::MoveLoad { to, busy_permille } => core.move_load(to, busy_permille)?,
+            CoreMessage::MoveNext { to, apps } => core.move_next(to, &apps)?,
             CoreMessage::MigrateProcess { pid, to } => core.migrate_process(pid, to)?,
             CoreMessage::Report(to) => {
                 // The requester may have gone.
@@ -47,6 +90,10 @@ impl MessageHandler for Dispatcher {
             CoreMessage::OwnAddresses(to) => {
                 // The requester may have gone.
                 let _ = to.send(core.server.engine.stack().own_addresses());
+            }
+            CoreMessage::Drops(to) => {
+                // The requester may have gone.
+                let _ = to.send(core.server.engine.drops());
             }
             CoreMessage::Gather => core.move_all_to_primary()?,
             CoreMessage::Gathered { unmoved, why } => {

@@ -50,7 +50,9 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidegate_engine::{NetConfig, PreparedEngines, ShardedStacks, open_sharded};
+use tidegate_engine::{
+    AddressReservations, NetConfig, PreparedEngines, ShardedStacks, open_sharded,
+};
 use tidegate_wire::MacAddr;
 
 pub use attach::bound_socket::AttachConfig;
@@ -169,8 +171,10 @@ impl Daemon {
         };
         let (workers, dispatcher) = UserWorkers::new();
         let (stack, restored, inherited) = restore(state, descriptors, terms, &workers)?;
-        if let Some(inherited) = inherited {
-            prepared.primary().inherit(inherited);
+        let reservations = AddressReservations::inherit(inherited.reservations)?;
+        prepared.primary().inherit_reservations(reservations);
+        if let Some(device) = inherited.device {
+            prepared.primary().inherit(device);
         }
         open_released_device(|| prepared.primary().open_device())?;
         let stacks = prepared.go_on(stack)?;

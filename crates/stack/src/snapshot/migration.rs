@@ -142,6 +142,37 @@ impl Stack {
         if let Err(reason) = self.check_migration(&sockets) {
             return Err(Box::new(MigrationRejected { sockets, reason }));
         }
+        Ok(self.insert_checked(now_ns, arena, sockets))
+    }
+
+    /// As [`Stack::insert_sockets`], for sockets of this stack that another one has rejected. New
+    /// sockets may have taken their space, so no limit applies: the stack then takes no further
+    /// sockets until enough have ended.
+    ///
+    /// # Errors
+    /// When another socket has the same address and port.
+    pub fn insert_returned_sockets(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        sockets: ExtractedSockets,
+    ) -> Result<MigrationMap, Box<MigrationRejected>> {
+        let ExtractedSockets { udp, tcp, .. } = &sockets;
+        let checked =
+            self.udp.check_addresses_free(udp).and_then(|()| self.tcp.check_addresses_free(tcp));
+        match checked {
+            Ok(()) => Ok(self.insert_checked(now_ns, arena, sockets)),
+            Err(reason) => Err(Box::new(MigrationRejected { sockets, reason })),
+        }
+    }
+
+    /// Inserts sockets whose addresses are free.
+    fn insert_checked(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        sockets: ExtractedSockets,
+    ) -> MigrationMap {
         let ExtractedSockets { udp, tcp, neighbours, path_mtus, extracted_at_ns, .. } = sockets;
         // The source core may have read the clock later: peers must not see time go backwards.
         let now_ns = now_ns.max(extracted_at_ns);
@@ -151,7 +182,7 @@ impl Stack {
         let udp = self.udp.insert_sockets(udp, &mut self.interface.events);
         let TcpMigrationMap { listeners, connections } = self.tcp.insert_sockets(now_ns, tcp);
         self.tcp_flush(now_ns, arena);
-        Ok(MigrationMap { udp, listeners, connections })
+        MigrationMap { udp, listeners, connections }
     }
 
     fn check_migration(&self, sockets: &ExtractedSockets) -> Result<(), MigrationError> {
@@ -164,8 +195,10 @@ impl Stack {
         {
             return Err(MigrationError::AddressNotAvailable(ip));
         }
-        self.udp.check_insert(udp)?;
-        self.tcp.check_insert(tcp)
+        self.udp.check_space(udp)?;
+        self.udp.check_addresses_free(udp)?;
+        self.tcp.check_space(tcp)?;
+        self.tcp.check_addresses_free(tcp)
     }
 
     /// Adds the entries of another stack that this stack lacks.

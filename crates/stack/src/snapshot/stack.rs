@@ -19,17 +19,20 @@ use crate::{Config, Counters, Stack};
 /// A snapshot holds data without frames, and its times are relative to the moment of saving: the
 /// restoring process may have another arena and another clock. Serialize it with serde in any
 /// format, and keep it secret: it allows forging segments of the connections. Deserialized data may
-/// be wrong in any way; [`Stack::restore`] checks all of it.
+/// be wrong in any way; [`Stack::restore`] checks all of it. The data of connections and datagrams
+/// is borrowed from the serialized bytes where the format permits.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct StackSnapshot {
+pub struct StackSnapshot<'a> {
     version: u32,
     groups: Vec<IpAddr>,
     neighbours: Vec<(IpAddr, [u8; 6])>,
     path_mtus: Vec<PathMtuSnapshot>,
     counters: CountersSnapshot,
-    udp: UdpSnapshot,
-    tcp: TcpSnapshot,
+    #[cfg_attr(feature = "serde", serde(borrow))]
+    udp: UdpSnapshot<'a>,
+    #[cfg_attr(feature = "serde", serde(borrow))]
+    tcp: TcpSnapshot<'a>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +134,7 @@ impl Stack {
     /// Call between two bursts. Frames in the transmit queue, frames that wait for a neighbour,
     /// packets to forward and fragments are not saved: they are lost like packets on a wire. So
     /// transmit the queue first.
-    pub fn save(&self, now_ns: u64, arena: &Arena) -> StackSnapshot {
+    pub fn save(&self, now_ns: u64, arena: &Arena) -> StackSnapshot<'static> {
         let path_mtus =
             self.interface.path_mtus.iter().map(|(destination, known)| PathMtuSnapshot {
                 destination,
@@ -168,7 +171,7 @@ impl Stack {
     /// uses an address that `config` lacks. No frame is lost then.
     pub fn restore(
         config: Config,
-        saved: StackSnapshot,
+        saved: StackSnapshot<'_>,
         now_ns: u64,
         arena: &mut Arena,
     ) -> Result<Stack, RestoreError> {
@@ -205,7 +208,7 @@ impl Stack {
 
     /// Restores addresses, groups, neighbours and path MTUs. Invalid entries are skipped; the stack
     /// will discover them again.
-    fn restore_link(&mut self, now_ns: u64, saved: &StackSnapshot) {
+    fn restore_link(&mut self, now_ns: u64, saved: &StackSnapshot<'_>) {
         for &group in saved.groups.iter().filter(|group| group.is_multicast()) {
             self.interface.addresses.join(group);
         }

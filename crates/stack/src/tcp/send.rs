@@ -6,6 +6,7 @@ use super::identity::milliseconds;
 use super::options::{MAX_WINDOW_SHIFT, TIMESTAMPS_BYTES};
 use super::segment::Segment;
 use super::seq::Seq;
+use crate::snapshot::SnapshotBytes;
 
 /// Default MSS for IPv4 and for IPv6: every host accepts it (RFC 9293 section 3.7.1).
 pub(crate) const DEFAULT_MSS: [u16; 2] = [536, 1220];
@@ -58,13 +59,13 @@ pub(crate) struct SendState {
 /// Snapshot of a [`SendState`].
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub(crate) struct SendSnapshot {
+pub(crate) struct SendSnapshot<'a> {
     pub(crate) una: Seq,
     pub(crate) nxt: Seq,
     pub(crate) base: Seq,
     /// Data written by the application and not acknowledged.
-    #[cfg_attr(feature = "serde", serde(with = "serde_bytes"))]
-    pub(crate) data: Vec<u8>,
+    #[cfg_attr(feature = "serde", serde(borrow))]
+    pub(crate) data: SnapshotBytes<'a>,
     window: u32,
     max_window: u32,
     window_seq: Seq,
@@ -252,12 +253,12 @@ impl SendState {
         sent_age_ns: u64,
         own_window_shift: u8,
         pool: &BufferPool,
-    ) -> SendSnapshot {
+    ) -> SendSnapshot<'static> {
         SendSnapshot {
             una: self.una,
             nxt: self.nxt,
             base: self.base,
-            data: self.queue.copy_bytes(pool, 0, self.queued_bytes),
+            data: self.queue.copy_bytes(pool, 0, self.queued_bytes).into(),
             window: self.window,
             max_window: self.max_window,
             window_seq: self.window_seq,
@@ -275,7 +276,7 @@ impl SendState {
     /// Restores a snapshot that [`SendSnapshot::has_valid_sizes`], with `queue` for its data.
     pub(crate) fn restore(
         now_ns: u64,
-        saved: &SendSnapshot,
+        saved: &SendSnapshot<'_>,
         queue: ByteQueue,
         tail_probe_end: Seq,
         timestamps: bool,
@@ -301,7 +302,7 @@ impl SendState {
     }
 }
 
-impl SendSnapshot {
+impl SendSnapshot<'_> {
     /// True when window shift and segment sizes are possible.
     pub(crate) fn has_valid_sizes(&self) -> bool {
         self.own_window_shift <= MAX_WINDOW_SHIFT

@@ -7,6 +7,7 @@ use tidegate_memory::{Arena, Frame};
 
 use super::family::DatagramFamily;
 use crate::fast_path::family::RawTuple;
+use crate::snapshot::SnapshotBytes;
 
 /// Bytes of a packet: in the frame that the device received, or in an allocation of their own
 /// after reassembly.
@@ -187,11 +188,11 @@ impl fmt::Debug for Datagram {
 /// Queued datagram as plain data.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub(crate) struct DatagramSnapshot {
+pub(crate) struct DatagramSnapshot<'a> {
     pub(crate) remote: SocketAddr,
     pub(crate) local: IpAddr,
     pub(crate) hop_limit: u8,
     pub(crate) traffic_class: u8,
-    #[cfg_attr(feature = "serde", serde(with = "serde_bytes"))]
-    pub(crate) data: Vec<u8>,
+    #[cfg_attr(feature = "serde", serde(borrow))]
+    pub(crate) data: SnapshotBytes<'a>,
 }

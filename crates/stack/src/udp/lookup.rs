@@ -11,6 +11,7 @@ use std::hash::BuildHasher;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Not;
 
+use super::bind_terms::PortTerms;
 use crate::random::HashKey;
 
 /// Sockets bound to one address and port, in bind order. There are several if all agreed to share
@@ -31,8 +32,8 @@ pub(super) struct Member {
 pub(super) struct PortEntry {
     /// Sockets bound to the unspecified address, by family: IPv4, then IPv6.
     pub(super) any: [BoundGroup; 2],
-    /// All sockets on the port, in no order.
-    pub(super) sockets: Vec<u32>,
+    /// Terms of all sockets on the port.
+    pub(super) terms: PortTerms,
     /// Number of sockets bound to a specific address.
     pub(super) bound_count: u32,
     /// Number of connected sockets.

@@ -45,20 +45,31 @@ impl UdpTable {
         ExtractedUdp(extracted)
     }
 
-    /// Checks that the table has space for all sockets, and that their addresses are free.
+    /// Checks that the table has space for all sockets.
     ///
     /// # Errors
-    /// The first obstacle.
-    pub(crate) fn check_insert(&self, extracted: &ExtractedUdp) -> Result<(), MigrationError> {
-        if !self.has_space_for(extracted.0.len()) {
-            return Err(MigrationError::LimitReached("UDP sockets"));
+    /// The limit that would be exceeded.
+    pub(crate) fn check_space(&self, extracted: &ExtractedUdp) -> Result<(), MigrationError> {
+        match self.has_space_for(extracted.0.len()) {
+            true => Ok(()),
+            false => Err(MigrationError::LimitReached("UDP sockets")),
         }
+    }
+
+    /// Checks that the addresses of the extracted sockets are free.
+    ///
+    /// # Errors
+    /// The address in use.
+    pub(crate) fn check_addresses_free(
+        &self,
+        extracted: &ExtractedUdp,
+    ) -> Result<(), MigrationError> {
         extracted.0.iter().try_for_each(|(_, socket)| {
             self.check_address_free(socket).map_err(|_| MigrationError::AddressInUse(socket.bound))
         })
     }
 
-    /// Inserts sockets that passed [`UdpTable::check_insert`], and queues their events. Returns
+    /// Inserts sockets that passed [`UdpTable::check_addresses_free`], and queues their events. Returns
     /// pairs of old and new handles.
     pub(crate) fn insert_sockets(
         &mut self,

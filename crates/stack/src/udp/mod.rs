@@ -1,6 +1,7 @@
 //! The User Datagram Protocol (RFC 768): sockets and their datagrams.
 
 mod api;
+mod bind_terms;
 mod datagram;
 mod exchange;
 mod family;

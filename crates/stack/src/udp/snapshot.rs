@@ -15,21 +15,24 @@ const MAX_DATAGRAM_BYTES: usize = u16::MAX as usize;
 /// Snapshot of all sockets: generation and socket of each slot, in slot order.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub(crate) struct UdpSnapshot(Vec<(u32, Option<UdpSocketSnapshot>)>);
+pub(crate) struct UdpSnapshot<'a>(
+    #[cfg_attr(feature = "serde", serde(borrow))] Vec<(u32, Option<UdpSocketSnapshot<'a>>)>,
+);
 
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-struct UdpSocketSnapshot {
+struct UdpSocketSnapshot<'a> {
     bound: SocketAddr,
     local: SocketAddr,
     remote: Option<SocketAddr>,
     options: UdpOptions,
     bind_order: u64,
     error: Option<SocketError>,
-    queue: Vec<DatagramSnapshot>,
+    #[cfg_attr(feature = "serde", serde(borrow))]
+    queue: Vec<DatagramSnapshot<'a>>,
 }
 
-fn save(socket: &Socket, arena: &Arena) -> UdpSocketSnapshot {
+fn save(socket: &Socket, arena: &Arena) -> UdpSocketSnapshot<'static> {
     UdpSocketSnapshot {
         bound: socket.bound,
         local: socket.local,
@@ -41,7 +44,7 @@ fn save(socket: &Socket, arena: &Arena) -> UdpSocketSnapshot {
     }
 }
 
-impl UdpSocketSnapshot {
+impl UdpSocketSnapshot<'_> {
     /// Restores the socket with its queued datagrams.
     fn restore(self) -> Result<Socket, RestoreError> {
         // A bound address has no flow information and no scope.
@@ -91,7 +94,7 @@ impl UdpTable {
         self.slots().filter_map(|(_, socket)| Some(socket?.local.ip()))
     }
 
-    pub(crate) fn save(&self, arena: &Arena) -> UdpSnapshot {
+    pub(crate) fn save(&self, arena: &Arena) -> UdpSnapshot<'static> {
         let slot_snapshot = |(generation, socket): (u32, Option<&Socket>)| {
             (generation, socket.map(|socket| save(socket, arena)))
         };
@@ -102,7 +105,10 @@ impl UdpTable {
     ///
     /// # Errors
     /// The snapshot is damaged or exceeds the limits.
-    pub(crate) fn restore(&mut self, snapshot: UdpSnapshot) -> Result<Vec<Event>, RestoreError> {
+    pub(crate) fn restore(
+        &mut self,
+        snapshot: UdpSnapshot<'_>,
+    ) -> Result<Vec<Event>, RestoreError> {
         let (found, limit) = (snapshot.0.len(), self.limit());
         if found > limit {
             return Err(RestoreError::TooMany { what: "sockets", found, limit });

@@ -8,6 +8,7 @@ use tidegate_memory::{Arena, Fifo, Frame};
 use tidegate_wire::DropReason;
 
 use super::Datagram;
+use super::bind_terms::BindTerms;
 use super::datagram::{DatagramSnapshot, HeaderFields, Payload};
 use super::family::QueuedDatagram;
 use super::id::UdpId;
@@ -167,6 +168,13 @@ impl Socket {
     #[inline]
     pub(crate) fn is_dual_stack(&self) -> bool {
         self.options.dual_stack && self.bound.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+    }
+
+    /// Address of the socket, and the terms on which others may have it too.
+    pub(super) fn bind_terms(&self) -> BindTerms {
+        let UdpOptions { reuse_port, reuse_address, owner, .. } = self.options;
+        let (ip, is_dual_stack) = (self.bound.ip(), self.is_dual_stack());
+        BindTerms { ip, is_dual_stack, reuse_port, reuse_address, owner }
     }
 
     /// True if the socket can have a peer with this address, which is not IPv4-mapped.
@@ -366,7 +374,7 @@ impl Socket {
     pub(crate) fn snapshot_datagrams<'a>(
         &'a self,
         arena: &'a Arena,
-    ) -> impl Iterator<Item = DatagramSnapshot> + 'a {
+    ) -> impl Iterator<Item = DatagramSnapshot<'static>> + 'a {
         let mut with_metadata = self.metadata_queue.iter();
         self.queue.iter().filter_map(move |waiting| {
             let (fields, bytes) = match waiting {
@@ -386,7 +394,7 @@ impl Socket {
                 local: self.to_app_ip(fields.local),
                 hop_limit: fields.hop_limit,
                 traffic_class: fields.traffic_class,
-                data: bytes.to_vec(),
+                data: bytes.to_vec().into(),
             })
         })
     }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::Arena;
 
+use super::bind_terms::BindTerms;
 use super::lookup::{BoundGroup, Lookup, Member, PortEntry, port_index};
 use super::socket::{ANY_V4, ANY_V6, Socket};
 use super::{UdpId, UdpOptions};
@@ -181,7 +182,8 @@ impl UdpTable {
         (socket.local, socket.remote) = (local, Some(remote));
         // Errors from the former peer do not concern the new one.
         socket.error = None;
-        self.add_connected(id.index, local.port(), local, remote);
+        let terms = socket.bind_terms();
+        self.add_connected(id.index, terms, local, remote);
         Ok(())
     }
 
@@ -272,16 +274,22 @@ impl UdpTable {
     fn add_to_lookup(&mut self, index: u32, socket: &Socket) {
         match socket.remote {
             Some(remote) => {
-                self.add_connected(index, socket.bound.port(), socket.local, remote);
+                self.add_connected(index, socket.bind_terms(), socket.local, remote);
             }
             None => self.add_bound(index, socket),
         }
     }
 
-    fn add_connected(&mut self, index: u32, port: u16, local: SocketAddr, remote: SocketAddr) {
+    fn add_connected(
+        &mut self,
+        index: u32,
+        terms: BindTerms,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) {
         self.lookup.connected.insert((local, remote), Member { index, reuse_port: false });
-        let port = self.port_entry(port);
-        port.sockets.push(index);
+        let port = self.port_entry(local.port());
+        port.terms.add(terms, true);
         port.connected_count += 1;
         port.update_sole();
     }
@@ -298,14 +306,7 @@ impl UdpTable {
     /// Returns the bound address if an unconnected socket uses it and does not share it.
     fn find_bind_conflict(&self, socket: &Socket) -> Option<SocketAddr> {
         let port = self.lookup.port(socket.bound.port());
-        let any = Self::unspecified_families(socket).flat_map(|family| &port.any[family]);
-        let bound = self.lookup.bound.get(&socket.bound);
-        let mut members = any.chain(bound.into_iter().flatten());
-        let is_shareable = |member: &Member| {
-            let other = &self.sockets.slots[member.index as usize].socket;
-            other.as_ref().is_some_and(|other| may_share_address(socket, other))
-        };
-        (!members.all(is_shareable)).then_some(socket.bound)
+        port.terms.has_bind_conflict(&socket.bind_terms()).then_some(socket.bound)
     }
 
     /// True if another socket uses exactly these addresses.
@@ -332,21 +333,17 @@ impl UdpTable {
         }
         // Rare case: other sockets use this port. All must agree to share it, unless their
         // addresses do not overlap.
-        let on_port = self.lookup.entries[usize::from(entry)].sockets.iter();
-        let mut others = on_port.filter_map(|&at| self.sockets.slots[at as usize].socket.as_ref());
-        let clash = others.any(|other| {
-            let agree = both_reuse_address(socket, other) || may_share_address(socket, other);
-            !agree && addresses_overlap(socket, other)
-        });
-        if clash { Err(in_use) } else { Ok(()) }
+        let port = &self.lookup.entries[usize::from(entry)];
+        if port.terms.has_clash(&socket.bind_terms()) { Err(in_use) } else { Ok(()) }
     }
 
     fn add_bound(&mut self, index: u32, socket: &Socket) {
         let member = Member { index, reuse_port: socket.options.reuse_port };
+        let terms = socket.bind_terms();
         if socket.bound.ip().is_unspecified() {
             let families = Self::unspecified_families(socket);
             let port = self.port_entry(socket.bound.port());
-            port.sockets.push(index);
+            port.terms.add(terms, false);
             families.for_each(|family| port.any[family].push(member));
             port.update_sole();
         } else {
@@ -354,7 +351,7 @@ impl UdpTable {
             group.push(member);
             let is_sole = group.len() == 1;
             let port = self.port_entry(socket.bound.port());
-            port.sockets.push(index);
+            port.terms.add(terms, false);
             port.bound_count += 1;
             port.newest_bound = is_sole.then_some((socket.bound.ip(), index));
             port.update_sole();
@@ -365,11 +362,10 @@ impl UdpTable {
     fn remove_from_lookup(&mut self, id: UdpId) {
         let Some(socket) = self.get(id) else { return };
         let (bound, local, remote) = (socket.bound, socket.local, socket.remote);
+        let terms = socket.bind_terms();
         let entry = self.lookup.entry_of_port[port_index(bound.port())];
         let port = &mut self.lookup.entries[usize::from(entry)];
-        if let Some(at) = port.sockets.iter().position(|&index| index == id.index) {
-            port.sockets.swap_remove(at);
-        }
+        port.terms.remove(terms, remote.is_some());
         if let Some(remote) = remote {
             self.lookup.connected.remove(&(local, remote));
             port.connected_count -= 1;
@@ -407,22 +403,4 @@ impl UdpTable {
 
 fn remove_member(group: &mut BoundGroup, index: u32) {
     group.retain(|member| member.index != index);
-}
-
-/// True if two sockets may be bound to the same address and port.
-fn may_share_address(a: &Socket, b: &Socket) -> bool {
-    let agree = a.options.reuse_port && b.options.reuse_port || both_reuse_address(a, b);
-    agree && a.options.owner == b.options.owner
-}
-
-/// True if both sockets set `reuse_address`.
-fn both_reuse_address(a: &Socket, b: &Socket) -> bool {
-    a.options.reuse_address && b.options.reuse_address
-}
-
-/// True if a datagram could match both sockets on one port.
-fn addresses_overlap(a: &Socket, b: &Socket) -> bool {
-    let (ip_a, ip_b) = (a.bound.ip(), b.bound.ip());
-    let same_family = ip_a.is_ipv4() == ip_b.is_ipv4() || a.is_dual_stack() || b.is_dual_stack();
-    ip_a == ip_b || same_family && (ip_a.is_unspecified() || ip_b.is_unspecified())
 }

@@ -396,6 +396,54 @@ fn returns_sockets_of_a_rejected_migration() {
 }
 
 #[test]
+fn returned_sockets_are_inserted_beyond_the_limits() {
+    for_each_family(|family| {
+        let mut hosts = Hosts::new(family);
+        let (client, server) = hosts.establish_connection();
+        send(&mut hosts.pair.a, client, &[1; 5000]);
+        hosts.pair.run();
+        hosts.connect();
+        hosts.pair.run();
+        let host = &mut hosts.pair.b;
+        let socket = host.bind(at(family.host(2), 53));
+        let datagram = udp_packet(family.host(1), family.host(2), (9, 53), b"hello");
+        host.feed(&frame_to(mac(2), &datagram));
+        host.sent();
+
+        // The stack that the sockets return to has been filled meanwhile.
+        let mut full = config(2);
+        (full.limits.sockets, full.limits.tcp_connections) = (0, 0);
+        full.limits.tcp_buffer_bytes = 4096;
+        let mut full = second_stack(host, full);
+        let TestHost { stack, arena, now_ns } = &mut full;
+        stack.set_neighbour(*now_ns, family.host(1), Some(mac(1)), arena);
+        let sockets = SocketSelection {
+            udp: vec![socket],
+            listeners: vec![hosts.listener],
+            connections: vec![server],
+        };
+        let extracted = host.stack.extract_sockets(host.now_ns, &mut host.arena, &sockets);
+        let rejection = stack.insert_sockets(*now_ns, arena, extracted).unwrap_err();
+        assert!(matches!(rejection.reason, MigrationError::LimitReached(_)));
+        let moved = stack.insert_returned_sockets(*now_ns, arena, rejection.sockets).unwrap();
+        std::mem::swap(host, &mut full);
+        full.finish();
+
+        let socket = new_id(&moved.udp, socket).unwrap();
+        assert_eq!(host.receive(socket).unwrap().2, b"hello");
+        let refused = host.stack.udp_bind(at(family.host(2), 54), UdpOptions::default());
+        assert_eq!(refused, Err(SocketError::TooManySockets(0)));
+        hosts.listener = new_id(&moved.listeners, hosts.listener).unwrap();
+        let server = new_id(&moved.connections, server).unwrap();
+        assert_eq!(receive(&mut hosts.pair.b, server), [1; 5000]);
+        hosts.accept();
+        send(&mut hosts.pair.b, server, b"after");
+        hosts.advance(SECOND_NS);
+        assert_eq!(receive(&mut hosts.pair.a, client), b"after");
+    });
+}
+
+#[test]
 fn rejects_listener_over_the_limit_and_duplicate_addresses() {
     for_each_family(|family| {
         let mut hosts = Hosts::new(family);

@@ -18,9 +18,12 @@ use crate::tcp_pair::{cases, plans};
 const PORT: u16 = 80;
 
 /// Encodes a snapshot and decodes it again.
-pub fn encode_and_decode(saved: &StackSnapshot) -> StackSnapshot {
-    let bytes = postcard::to_allocvec(saved).unwrap();
-    postcard::from_bytes(&bytes).unwrap()
+pub fn encode_and_decode<'b>(
+    saved: &StackSnapshot<'_>,
+    bytes: &'b mut Vec<u8>,
+) -> StackSnapshot<'b> {
+    *bytes = postcard::to_allocvec(saved).unwrap();
+    postcard::from_bytes(bytes).unwrap()
 }
 
 /// A new, unused arena.
@@ -36,7 +39,8 @@ pub fn upgrade(host: &mut TestHost, config: Config) {
 
 /// Works like [`upgrade`]; the clock of the new stack stands at `now_ns`.
 pub fn upgrade_at(host: &mut TestHost, config: Config, now_ns: u64) {
-    let saved = encode_and_decode(&host.stack.save(host.now_ns, &host.arena));
+    let mut bytes = Vec::new();
+    let saved = encode_and_decode(&host.stack.save(host.now_ns, &host.arena), &mut bytes);
     let mut arena = fresh_arena();
     // A new process has another seed too.
     let config = config.seed([host.now_ns as u8 ^ 0x5a; 16]);

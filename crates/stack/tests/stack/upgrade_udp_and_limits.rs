@@ -231,12 +231,12 @@ fn counters_continue_after_upgrade() {
 }
 
 /// Hosts with every kind of state, and the snapshot of the second host.
-fn hosts_with_full_state(family: Family) -> (Hosts, StackSnapshot) {
+fn hosts_with_full_state(family: Family) -> (Hosts, StackSnapshot<'static>) {
     hosts_with_payload_bytes(family, 10_000)
 }
 
 /// Works like [`rich`], with about `bytes` bytes of data per segment or buffer.
-fn hosts_with_payload_bytes(family: Family, bytes: usize) -> (Hosts, StackSnapshot) {
+fn hosts_with_payload_bytes(family: Family, bytes: usize) -> (Hosts, StackSnapshot<'static>) {
     let options = TcpOptions::default().no_delay(true);
     let mut hosts = Hosts::with_options(family, options, [config(1), config(2)]);
     let (client, server) = hosts.establish_connection();
@@ -336,7 +336,8 @@ fn full_state_is_restored_and_usable() {
     for_each_family(|family| {
         let (mut hosts, saved) = hosts_with_full_state(family);
         let mut arena = fresh_arena();
-        let saved = encode_and_decode(&saved);
+        let mut bytes = Vec::new();
+        let saved = encode_and_decode(&saved, &mut bytes);
         let stack = Stack::restore(config(2), saved, 7 * SECOND_NS, &mut arena).unwrap();
         assert_eq!(stack.tcp_connections(), hosts.pair.b.stack.tcp_connections());
         exercise(stack, &mut hosts.pair.a, &mut arena);

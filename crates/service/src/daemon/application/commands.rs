@@ -78,12 +78,12 @@ impl CommandQueue {
     }
 
     /// Defers a command until other cores have been queried.
-    pub(in crate::daemon) fn defer(&mut self, command: Command) {
+    pub(in crate::daemon) fn defer_for_port_query(&mut self, command: Command) {
         (self.deferred, self.port_query) = (Some(command), PortQueryState::InProgress);
     }
 
-    /// Defers a command until workers have measured or discarded the memory, or released ports.
-    pub(in crate::daemon) fn defer_for_workers(&mut self, command: Command) {
+    /// Defers a command to a later round: until no job of workers is pending, if there is one.
+    pub(in crate::daemon) fn defer_to_later_round(&mut self, command: Command) {
         (self.deferred, self.waits_for_workers) = (Some(command), true);
     }
 

@@ -70,7 +70,7 @@ impl NetworkCore {
     pub(super) fn wait_for_endings(&mut self, number: AppNumber, command: Command) -> bool {
         let waits = !self.ending.is_empty();
         if waits && let Some(Some(app)) = self.apps.get_mut(number as usize) {
-            app.commands.defer_for_workers(command);
+            app.commands.defer_to_later_round(command);
         }
         waits
     }

@@ -8,6 +8,7 @@ use tidegate_device::sharded::{LocalPort, PortSharing};
 use tidegate_engine::{HeldSocket, PortClaim};
 use tidegate_gate::{Settings, admission};
 use tidegate_stack::{ExtractedSockets, OwnAddresses, TcpId};
+use tidegate_wire::DropCounters;
 
 use crate::daemon::application::Application;
 use crate::daemon::ids::{AppNumber, SocketKey};
@@ -32,6 +33,9 @@ pub(in crate::daemon) enum CoreMessage {
     InsertBatch(Box<MigrationBatch>),
     /// Move applications that cause up to this much load to another core.
     MoveLoad { to: usize, busy_permille: u32 },
+    /// Move these applications to another core, a part of them at a time: the part before has
+    /// arrived.
+    MoveNext { to: usize, apps: Vec<LeavingApp> },
     /// Migrate the application of a process to another core.
     MigrateProcess { pid: u32, to: usize },
     /// Report on this core and its applications.
@@ -42,6 +46,8 @@ pub(in crate::daemon) enum CoreMessage {
     Admission(Box<admission::Config>, mpsc::Sender<io::Result<()>>),
     /// Return whether the own addresses are unique.
     OwnAddresses(mpsc::Sender<OwnAddresses>),
+    /// Return the drops at the device and in the stack.
+    Drops(mpsc::Sender<DropCounters>),
     /// Move everything to the primary core, then answer with `Gathered`.
     Gather,
     /// A core has moved all it could; `unmoved` applications and sockets remain there, for a reason
@@ -86,6 +92,14 @@ pub(in crate::daemon) struct PortQuery {
     pub(in crate::daemon) spent_ns: u64,
 }
 
+/// Application that is to leave its core.
+#[derive(Clone, Copy)]
+pub(in crate::daemon) struct LeavingApp {
+    pub(in crate::daemon) number: AppNumber,
+    /// Token of the application: its number may meanwhile be another one's.
+    pub(in crate::daemon) token: TakeoverToken,
+}
+
 /// Applications in migration between two cores, with all they hold.
 pub(in crate::daemon) struct MigrationBatch {
     /// Applications, with their index on the previous core.
@@ -103,6 +117,8 @@ pub(in crate::daemon) struct MigrationBatch {
     pub(in crate::daemon) from_core: usize,
     /// The target core has sent the batch back.
     pub(in crate::daemon) is_returned: bool,
+    /// Applications that leave the previous core once this batch has arrived.
+    pub(in crate::daemon) next: Vec<LeavingApp>,
 }
 
 /// Request to hand over, with the channels between its sender and the core.
@@ -139,6 +155,8 @@ pub(in crate::daemon) struct StateFds {
     pub(in crate::daemon) claims: Vec<Arc<dyn HeldSocket>>,
     /// Descriptor left of the device.
     pub(in crate::daemon) device: Option<OwnedFd>,
+    /// Sockets that reserve the own addresses.
+    pub(in crate::daemon) reservations: Vec<OwnedFd>,
 }
 
 impl StateFds {
@@ -147,7 +165,7 @@ impl StateFds {
         let memories = self.memories.iter().flat_map(SharedMemory::regions).map(AsFd::as_fd);
         let of_apps = self.connections.iter().chain(&self.kernel_sockets).map(AsFd::as_fd);
         let claims = self.claims.iter().map(AsFd::as_fd);
-        let device = self.device.iter().map(AsFd::as_fd);
-        memories.chain(of_apps).chain(claims).chain(device).collect()
+        let of_engine = self.device.iter().chain(&self.reservations).map(AsFd::as_fd);
+        memories.chain(of_apps).chain(claims).chain(of_engine).collect()
     }
 }

@@ -44,7 +44,7 @@ impl NetworkCore {
         if let Some(Some(app)) = self.apps.get_mut(number as usize)
             && sent
         {
-            app.commands.defer(command);
+            app.commands.defer_for_port_query(command);
         }
         sent
     }

@@ -60,10 +60,8 @@ impl DaemonReport {
                     .collect(),
             })
             .collect();
-        let (engine, port, stack) = host.engine.counters();
-        let mut drops = port.drops.clone();
-        drops.merge(&stack.drops);
-        drops.merge(&stack.transmit_drops);
+        let drops = host.engine.drops();
+        let (engine, port, _) = host.engine.counters();
         let arguments = std::env::args_os().skip(1);
         Self {
             pid: std::process::id(),

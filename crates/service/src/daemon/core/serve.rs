@@ -78,7 +78,7 @@ impl NetworkCore {
                 && (command.opens_socket() && !app.check_space(self.cores.wake())
                     || command.awaits_closed() && app.is_releasing_ports());
             if waits {
-                app.commands.defer_for_workers(command);
+                app.commands.defer_to_later_round(command);
                 continue;
             }
             let key = self.server.execute(number, app, command)?;

@@ -16,7 +16,9 @@ use crate::daemon::application::Application;
 use crate::daemon::core::cores::Cores;
 use crate::daemon::core::inbox::{Inbox, InboxSender};
 use crate::daemon::core::load::FULL_PERMILLE;
-use crate::daemon::core::message::{CoreMessage, MigrationBatch, NotMigrated, PortQuery};
+use crate::daemon::core::message::{
+    CoreMessage, LeavingApp, MigrationBatch, NotMigrated, PortQuery,
+};
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::core::{CoreSlot, NetworkCore};
 use crate::daemon::ids::{AppNumber, Holder, Identity, StackSocketId};
@@ -24,6 +26,7 @@ use crate::daemon::quota::AppSettings;
 use crate::daemon::socket::AppSocket;
 use crate::daemon::workers::{AppFd, UserWorkers};
 use crate::ipc::layout::{Geometry, SharedMemory};
+use crate::ipc::takeover_token::TakeoverToken;
 
 const CORES: usize = 3;
 
@@ -44,9 +47,14 @@ struct CoreTestbed {
 
 impl CoreTestbed {
     fn new(index: usize) -> Self {
+        Self::with_limit(index, 1 << 20)
+    }
+
+    /// Testbed whose stacks have at most this many sockets.
+    fn with_limit(index: usize, sockets: usize) -> Self {
         let (device, far) = wire(&MemConfig::default()).unwrap();
         let mut limits = Limits::default();
-        limits.sockets = 1 << 20;
+        limits.sockets = sockets;
         let net = NetConfig::new(device).limits(limits);
         let addresses = ["192.0.2.1/24", "2001:db8::1/64"];
         let net = addresses.iter().fold(net, |net, address| net.address(address.parse().unwrap()));
@@ -126,12 +134,64 @@ fn work_of_a_shed_grows_with_the_sockets_that_leave_only() {
     core.move_load(1, 0).unwrap();
     let steps = core.server.sockets.take_steps();
     assert!(steps <= 10 * APPS + 3 * SOCKETS, "{steps} steps to move one application");
-    core.move_load(1, FULL_PERMILLE).unwrap();
     let batches = testbed.batches();
-    let sizes: Vec<_> =
-        batches.iter().map(|batch| (batch.apps.len(), batch.sockets.len())).collect();
-    assert_eq!(sizes, [(1, SOCKETS), (APPS - 1, (APPS - 1) * SOCKETS)], "one batch for a shed");
+    assert_eq!((batches.len(), batches[0].sockets.len()), (1, SOCKETS));
+}
+
+/// The frames for the ports of a piece wait meanwhile.
+#[test]
+fn large_shed_leaves_in_pieces() {
+    const APPS: usize = 40;
+    /// Sockets of each application: that many applications leave together.
+    const SOCKETS: usize = 100;
+    const TOGETHER: usize = 2;
+    let mut testbed = CoreTestbed::new(0);
+    let apps: Vec<_> = (0..APPS).map(|_| testbed.attach()).collect();
+    for (port, at) in (1..).zip(0..APPS * SOCKETS / 2) {
+        for address in ADDRESSES {
+            testbed.bind(apps[at % APPS], address, port);
+        }
+    }
+    let stranger = LeavingApp { number: apps[0], token: TakeoverToken::new().unwrap() };
+    testbed.core.move_next(1, &[stranger]).unwrap();
+    assert!(testbed.batches().is_empty(), "the number is another application's");
+    testbed.core.move_load(1, FULL_PERMILLE).unwrap();
+    for left in (0..APPS / TOGETHER).rev() {
+        let batches = testbed.batches();
+        let [batch] = &batches[..] else { panic!("{} pieces at once", batches.len()) };
+        assert_eq!((batch.apps.len(), batch.sockets.len()), (TOGETHER, TOGETHER * SOCKETS));
+        assert_eq!(batch.next.len(), left * TOGETHER);
+        // The other core has taken the batch.
+        testbed.core.move_next(1, &batch.next).unwrap();
+    }
     assert_eq!(testbed.core.server.sockets.len(), 0);
+}
+
+/// The core from which the sockets came has no space for them any more.
+#[test]
+fn sockets_that_both_cores_refuse_stay_where_they_were() {
+    for own in ADDRESSES {
+        let mut testbed = CoreTestbed::with_limit(0, 1);
+        let number = testbed.attach();
+        testbed.bind(number, own, 53);
+        testbed.core.move_load(1, FULL_PERMILLE).unwrap();
+        let mut batch = testbed.batches().pop().unwrap();
+        assert_eq!(testbed.core.apps.iter().flatten().count(), 0);
+        let local = SocketAddr::new(own.parse().unwrap(), 54);
+        let stack = testbed.core.server.engine.parts().0;
+        stack.udp_bind(local, UdpOptions::default()).unwrap();
+        let refused = stack.udp_bind(SocketAddr::new(local.ip(), 55), UdpOptions::default());
+        assert!(refused.is_err(), "the stack is full");
+        (batch.is_returned, batch.from_core) = (true, 1);
+        testbed.core.insert_batch(batch).unwrap();
+        let app = testbed.core.apps.iter().flatten().next().expect("the application stays");
+        let (_, key) = app.sockets().next().unwrap();
+        let StackSocketId::Udp(id) = testbed.core.server.sockets.get(key).unwrap().id() else {
+            panic!("a datagram socket")
+        };
+        let stack = testbed.core.server.engine.parts().0;
+        assert_eq!(stack.udp_local_addr(id), Some(SocketAddr::new(local.ip(), 53)));
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tidegate_stack::{SocketSelection, TcpId};
 use super::sets::MigrationSet;
 use crate::daemon::application::Application;
 use crate::daemon::core::NetworkCore;
-use crate::daemon::core::message::{CoreMessage, MigrationBatch, NotMigrated};
+use crate::daemon::core::message::{CoreMessage, LeavingApp, MigrationBatch, NotMigrated};
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::ids::{AppNumber, SocketKey, StackSocketId};
 use crate::daemon::socket::AppSocket;
@@ -24,14 +24,29 @@ impl NetworkCore {
         set: MigrationSet,
         to: usize,
     ) -> io::Result<Option<NotMigrated>> {
-        let outcome = self.try_migrate(set, to)?;
+        self.migrate_before(set, to, Vec::new())
+    }
+
+    /// As [`NetworkCore::migrate`]. The `next` applications follow once the set has arrived.
+    pub(super) fn migrate_before(
+        &mut self,
+        set: MigrationSet,
+        to: usize,
+        next: Vec<LeavingApp>,
+    ) -> io::Result<Option<NotMigrated>> {
+        let outcome = self.try_migrate(set, to, next)?;
         if let Some(why) = outcome {
             (self.log)(&format!("sockets stay on network core {}: {why}", self.index));
         }
         Ok(outcome)
     }
 
-    fn try_migrate(&mut self, set: MigrationSet, to: usize) -> io::Result<Option<NotMigrated>> {
+    fn try_migrate(
+        &mut self,
+        set: MigrationSet,
+        to: usize,
+        next: Vec<LeavingApp>,
+    ) -> io::Result<Option<NotMigrated>> {
         let cores = Arc::clone(&self.cores);
         let Some(flow_steering) = cores.flow_steering() else { return Ok(None) };
         let to = cores.migration_target(to);
@@ -76,6 +91,7 @@ impl NetworkCore {
             transfers,
             from_core: self.index,
             is_returned: false,
+            next,
         };
         cores.inbox(to).send(CoreMessage::InsertBatch(Box::new(batch)))?;
         Ok(None)

@@ -22,19 +22,27 @@ impl NetworkCore {
         // The clock value of the other core may be later than this core's last one.
         self.server.engine.read_clock();
         let (own, arena, now_ns) = self.server.engine.parts();
-        let (ids, refused) = match own.insert_sockets(now_ns, arena, batch.stack) {
+        let inserted = match batch.is_returned {
+            false => own.insert_sockets(now_ns, arena, batch.stack),
+            true => own.insert_returned_sockets(now_ns, arena, batch.stack),
+        };
+        let (ids, refused) = match inserted {
             Ok(moved) => (SocketIdMap::new(moved), false),
             Err(not_moved) if !batch.is_returned => {
                 (self.log)(&format!("network core {}: {not_moved}", self.index));
                 // The previous core takes them back as its own.
                 (batch.stack, batch.is_returned) = (not_moved.sockets, true);
+                // Those that would follow stay with them.
+                batch.next = Vec::new();
                 let from_core = batch.from_core;
                 return cores.inbox(from_core).send(CoreMessage::InsertBatch(Box::new(batch)));
             }
-            // A returned batch must fit: should the insertion fail, its applications are detached.
+            // A parked port takes no other sockets, so that those of a returned batch have their
+            // addresses. Should the insertion fail, its applications are detached.
             Err(_) => (SocketIdMap::default(), true),
         };
-        let MigrationBatch { apps, sockets, ports, closing, transfers, from_core, .. } = batch;
+        let MigrationBatch { apps, sockets, ports, closing, transfers, from_core, next, .. } =
+            batch;
         let numbers = self.insert_applications(apps);
         let keys = self.insert_sockets(sockets, &numbers, &ids);
         for &number in numbers.values() {
@@ -57,6 +65,10 @@ impl NetworkCore {
         // So far they counted on the previous core.
         cores.load(self.index).add_applications(numbers.len());
         cores.load(from_core).remove_applications(numbers.len());
+        if !next.is_empty() {
+            let to = self.index;
+            cores.inbox(from_core).send(CoreMessage::MoveNext { to, apps: next })?;
+        }
         if refused {
             numbers.into_values().for_each(|number| self.detach(number));
         }

@@ -30,8 +30,6 @@ impl NetworkCore {
             query.laps_left -= 1;
             return self.forward_query(query);
         }
-        self.reap_except(None);
-        self.end_all_sockets();
         self.handle_events();
         self.server.release_closed();
         // The work so far was due in any case.

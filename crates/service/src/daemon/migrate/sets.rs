@@ -12,6 +12,11 @@ use crate::daemon::core::NetworkCore;
 use crate::daemon::ids::{AppNumber, SocketKey};
 use crate::daemon::socket::groups::AppGroups;
 
+/// Sockets of the applications that leave a core together, unless one group has more. The frames
+/// for their ports wait meanwhile, of which only a limited number can, and both cores have other
+/// work.
+const MAX_PIECE_SOCKETS: usize = 256;
+
 /// Applications that leave a core together, and what they hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct MigrationSet {
@@ -35,6 +40,23 @@ impl NetworkCore {
             by_group.entry(groups.group_of(app)).or_default().push(app);
         }
         by_group.into_values().collect()
+    }
+
+    /// Takes groups of applications that leave together: as many as [`MAX_PIECE_SOCKETS`] permits.
+    /// An application counts as a socket, too.
+    pub(super) fn take_piece(&self, groups: &mut Vec<Vec<AppNumber>>) -> Vec<AppNumber> {
+        let (mut piece, mut count) = (Vec::new(), 0);
+        while let Some(group) = groups.pop() {
+            let live = group.iter().filter_map(|&app| self.application(app));
+            let sockets = live.flat_map(Application::sockets);
+            count += group.len() + sockets.take(MAX_PIECE_SOCKETS).count();
+            if count > MAX_PIECE_SOCKETS && !piece.is_empty() {
+                groups.push(group);
+                break;
+            }
+            piece.extend(group);
+        }
+        piece
     }
 
     /// Migration set of a whole number of groups.
@@ -80,7 +102,7 @@ impl NetworkCore {
         all.filter_map(|(number, app)| Some((number as AppNumber, app.as_deref()?)))
     }
 
-    fn application(&self, number: AppNumber) -> Option<&Application> {
+    pub(super) fn application(&self, number: AppNumber) -> Option<&Application> {
         self.apps.get(number as usize)?.as_deref()
     }
 

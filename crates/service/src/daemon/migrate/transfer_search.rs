@@ -31,7 +31,6 @@ impl NetworkCore {
             SearchTarget::Application => return self.transfer_here(request),
             SearchTarget::Socket { target_core, asked_cores } => match key {
                 Some(key) if target_core != own => {
-                    self.end_all_sockets();
                     let set = self.migration_set_of(key);
                     self.migrate(set, target_core)?;
                     (target_core, SearchTarget::Application, hops + 1)

@@ -4,8 +4,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tidegate_engine::{NetConfig, OpenError};
+use tidegate_memory::shared::SealedBytes;
 
-use super::protocol::sealed_memfd;
 use super::save::save;
 use crate::daemon::core::NetworkCore;
 use crate::daemon::core::message::{CoreMessage, HandoverPackage, HandoverRequest, NotMigrated};
@@ -165,7 +165,6 @@ impl Handover {
         core: &mut NetworkCore,
         to: &HandoverRequest,
     ) -> io::Result<Option<u32>> {
-        core.end_all_sockets();
         drain_rx(core)?;
         core.notify_applications();
         let server = &mut core.server;
@@ -176,7 +175,7 @@ impl Handover {
         }
         let saved = save(stack, server, &mut core.apps);
         let offer = saved.and_then(|(state, fds)| {
-            let state = sealed_memfd(|file| state.encode(file))?;
+            let state = SealedBytes::create(|file| state.encode(file))?;
             Ok(HandoverPackage { state, fds })
         });
         let _ = to.offer.send(offer.map_err(|error| error.to_string()));

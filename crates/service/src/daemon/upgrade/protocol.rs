@@ -6,15 +6,13 @@
 //! then the old daemon decides, sends [`GO`] and ends. On a timeout or a closed connection
 //! either side assumes that there was no upgrade. So at any time one daemon serves, never both.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use tidegate_memory::shared::SealedBytes;
 
 use crate::ipc::connect::connect_to_daemon;
 use crate::ipc::fd_passing::{MAX_FDS, receive_with_fds, send_with_fds};
@@ -40,9 +38,6 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit for the exit of a new daemon whose takeover was aborted.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-const SEALS: SealFlags =
-    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE).union(SealFlags::SEAL);
-
 fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
@@ -58,7 +53,7 @@ pub struct OutputFds {
 
 /// State and descriptors received from the old daemon.
 pub(in crate::daemon) struct ReceivedState {
-    pub(in crate::daemon) state: Vec<u8>,
+    pub(in crate::daemon) state: SealedBytes,
     pub(in crate::daemon) listener: UnixListener,
     pub(in crate::daemon) output: OutputFds,
     pub(in crate::daemon) descriptors: Vec<OwnedFd>,
@@ -170,7 +165,7 @@ impl Successor {
             descriptors.extend(batch);
         }
         let [state, listener, stdout, stderr] = own;
-        let state = read_sealed_memfd(state)?;
+        let state = SealedBytes::map(state, MAX_STATE_BYTES)?;
         let output = OutputFds { stdout, stderr };
         Ok(ReceivedState { state, listener: listener.into(), output, descriptors })
     }
@@ -201,30 +196,13 @@ fn expect_byte(connection: &mut UnixStream, word: u8) -> io::Result<()> {
     }
 }
 
-/// Sealed memory file (`memfd_create(2)`) with what `write` writes, which no process can change.
-pub(super) fn sealed_memfd(write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let mut file = File::from(rustix::fs::memfd_create("tidegate-state", flags)?);
-    write(&mut file)?;
-    rustix::fs::fcntl_add_seals(&file, SEALS)?;
-    Ok(file.into())
-}
-
-fn read_sealed_memfd(fd: OwnedFd) -> io::Result<Vec<u8>> {
-    let seals = rustix::fs::fcntl_get_seals(&fd).unwrap_or(SealFlags::empty());
-    let file = File::from(fd);
-    let len = file.metadata()?.len();
-    if !seals.contains(SEALS) || len > MAX_STATE_BYTES {
-        return Err(invalid("the state is not sealed, or too large"));
-    }
-    let mut bytes = vec![0; len as usize];
-    file.read_exact_at(&mut bytes, 0)?;
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
     use std::thread;
+
+    use rustix::fs::MemfdFlags;
 
     use super::*;
     use crate::ipc::handshake::{receive_hello, send_refusal};
@@ -235,7 +213,7 @@ mod tests {
     }
 
     fn memfd_of(bytes: &[u8]) -> OwnedFd {
-        sealed_memfd(|file| file.write_all(bytes)).unwrap()
+        SealedBytes::create(|file| file.write_all(bytes)).unwrap()
     }
 
     fn numbered_memfd(number: usize) -> File {
@@ -256,7 +234,7 @@ mod tests {
             thread::scope(|scope| {
                 let taking = scope.spawn(|| {
                     let handed = new.request_state().unwrap();
-                    assert!(handed.state == state && handed.descriptors.len() == count);
+                    assert!(*handed.state == *state && handed.descriptors.len() == count);
                     for (number, fd) in handed.descriptors.into_iter().enumerate() {
                         let mut read = [0; 8];
                         File::from(fd).read_exact_at(&mut read, 0).unwrap();

@@ -10,7 +10,7 @@ use tidegate_memory::shared::{Region, RegionReleaser};
 use tidegate_stack::{StackSnapshot, TcpId};
 
 use super::claims::RestoredClaims;
-use super::snapshot::{ClaimSnapshot, DaemonSnapshot};
+use super::snapshot::{ClaimSnapshot, DaemonSnapshot, DeviceSnapshot};
 use crate::daemon::application::Application;
 use crate::daemon::application::kernel_sockets::{KernelSocketSnapshot, KernelSockets};
 use crate::daemon::core::server::SocketServer;
@@ -76,17 +76,33 @@ impl RestoredCore {
     }
 }
 
+/// Kernel objects that an engine inherits from the engine of another daemon.
+pub(in crate::daemon) struct InheritedByEngine {
+    pub(in crate::daemon) device: Option<InheritedDevice>,
+    /// Sockets that reserve the own addresses.
+    pub(in crate::daemon) reservations: Vec<OwnedFd>,
+}
+
+impl InheritedByEngine {
+    /// Takes the last descriptors of a snapshot.
+    fn new(device: Option<DeviceSnapshot>, mut descriptors: impl Iterator<Item = OwnedFd>) -> Self {
+        let inherit =
+            |kind: DeviceSnapshot| Some(InheritedDevice::new(kind.into(), descriptors.next()?));
+        Self { device: device.and_then(inherit), reservations: descriptors.collect() }
+    }
+}
+
 /// Restores a core from a snapshot of another daemon. Also returns the snapshot of the stack,
-/// and the device to inherit.
+/// and what its engine inherits.
 ///
 /// # Errors
 /// [`InvalidSnapshot`], and errors of the kernel when it maps the memory.
-pub(in crate::daemon) fn restore(
-    state: DaemonSnapshot,
+pub(in crate::daemon) fn restore<'a>(
+    state: DaemonSnapshot<'a>,
     descriptors: Vec<OwnedFd>,
     settings: AppSettings,
     workers: &UserWorkers,
-) -> io::Result<(StackSnapshot, RestoredCore, Option<InheritedDevice>)> {
+) -> io::Result<(StackSnapshot<'a>, RestoredCore, InheritedByEngine)> {
     if descriptors.len() != state.count_descriptors() {
         return Err(InvalidSnapshot("the number of descriptors is wrong").into());
     }
@@ -156,8 +172,7 @@ pub(in crate::daemon) fn restore(
     let claims = claims.into_iter().map(|claim| (held(&claim), claim)).collect();
     let ending = closing.into_iter().map(|(id, claim)| (TcpId::from_bits(id), claim)).collect();
     let claims = RestoredClaims::new(claims, with_claims, ending)?;
-    let inherited =
-        device.and_then(|kind| Some(InheritedDevice::new(kind.into(), descriptors.next()?)));
+    let inherited = InheritedByEngine::new(device, descriptors);
     let restored = RestoredCore { apps, sockets: SocketTable::restore(sockets), transfers, claims };
     Ok((stack, restored, inherited))
 }

@@ -16,10 +16,10 @@ use crate::daemon::core::server::SocketServer;
 /// # Errors
 /// When no file descriptor is left in the process.
 pub(in crate::daemon) fn save(
-    stack: StackSnapshot,
+    stack: StackSnapshot<'static>,
     host: &mut SocketServer,
     apps: &mut [Option<Box<Application>>],
-) -> io::Result<(DaemonSnapshot, StateFds)> {
+) -> io::Result<(DaemonSnapshot<'static>, StateFds)> {
     let mut fds = StateFds::default();
     let applications = apps
         .iter_mut()
@@ -63,6 +63,8 @@ pub(in crate::daemon) fn save(
         fds.device = Some(fd.try_clone_to_owned()?);
         device = Some(kind.into());
     }
+    let reservations = engine.reservations().sockets().map(|fd| fd.try_clone_to_owned());
+    fds.reservations = reservations.collect::<io::Result<_>>()?;
     let mac = engine.stack().mac().0;
     let state = DaemonSnapshot {
         stack,
@@ -74,6 +76,7 @@ pub(in crate::daemon) fn save(
         claims,
         closing,
         device,
+        reservations: fds.reservations.len() as u32,
     };
     Ok((state, fds))
 }

@@ -18,7 +18,7 @@ use crate::ipc::layout::Geometry;
 
 /// Magic number with the format version. Other versions are refused. The stack's snapshot
 /// has a version of its own.
-const FORMAT: [u8; 8] = *b"tidestt\x06";
+const FORMAT: [u8; 8] = *b"tidestt\x07";
 
 /// File descriptors of each shared memory.
 pub(super) const FDS_PER_MEMORY: usize = 2;
@@ -28,8 +28,9 @@ const BUFFER_BYTES: usize = 64 << 10;
 
 /// Snapshot of a daemon, except its file descriptors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::daemon) struct DaemonSnapshot {
-    pub(super) stack: StackSnapshot,
+pub(in crate::daemon) struct DaemonSnapshot<'a> {
+    #[serde(borrow)]
+    pub(super) stack: StackSnapshot<'a>,
     /// Hardware (MAC) address.
     pub(in crate::daemon) mac: [u8; 6],
     /// Shared memories, with two descriptors each.
@@ -45,6 +46,8 @@ pub(in crate::daemon) struct DaemonSnapshot {
     pub(super) closing: Vec<(u64, u32)>,
     /// Device to inherit, with a descriptor.
     pub(super) device: Option<DeviceSnapshot>,
+    /// Number of descriptors that reserve own addresses.
+    pub(super) reservations: u32,
 }
 
 /// Claim of a local port taken from the kernel.
@@ -84,7 +87,7 @@ impl From<DeviceSnapshot> for InheritedKind {
     }
 }
 
-impl DaemonSnapshot {
+impl<'a> DaemonSnapshot<'a> {
     /// Serializes the snapshot to a writer, without a copy of all in between.
     ///
     /// # Errors
@@ -104,13 +107,14 @@ impl DaemonSnapshot {
             + apps.map(|app| 1 + app.kernel_sockets.len()).sum::<usize>()
             + held
             + usize::from(self.device.is_some())
+            + self.reservations as usize
     }
 
-    /// Parses untrusted bytes.
+    /// Parses untrusted bytes. Data of the stack stays where it is.
     ///
     /// # Errors
     /// [`InvalidSnapshot`] for another version, or for malformed or trailing bytes.
-    pub(in crate::daemon) fn decode(bytes: &[u8]) -> Result<Self, InvalidSnapshot> {
+    pub(in crate::daemon) fn decode(bytes: &'a [u8]) -> Result<Self, InvalidSnapshot> {
         let rest = bytes.strip_prefix(&FORMAT);
         let rest = rest.ok_or(InvalidSnapshot("its version is not supported"))?;
         match postcard::take_from_bytes(rest) {

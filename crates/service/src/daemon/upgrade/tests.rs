@@ -33,7 +33,7 @@ use crate::ipc::status::{SocketState, Status};
 const GEOMETRY: Geometry = Geometry { sockets: 4, tcp_bytes: 4096, udp_bytes: 4096 };
 
 /// Snapshot of one application with a socket of each kind.
-fn sample_snapshot() -> DaemonSnapshot {
+fn sample_snapshot() -> DaemonSnapshot<'static> {
     let arena = ArenaConfig { frames: 64, frame_size: FrameSize::K2, hugepages: false };
     let arena = Arena::new(arena).unwrap();
     let config = Config::ethernet(MacAddr([2, 0, 0, 0, 0, 1]), [7; 16])
@@ -114,10 +114,11 @@ fn sample_snapshot() -> DaemonSnapshot {
         }],
         closing: vec![(9, 0)],
         device: Some(DeviceSnapshot::XdpLink { native: true }),
+        reservations: 1,
     }
 }
 
-impl DaemonSnapshot {
+impl DaemonSnapshot<'_> {
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.encode(&mut bytes).unwrap();
@@ -137,9 +138,9 @@ impl TestFds {
         Self { regions, connection: UnixStream::pair().unwrap().0 }
     }
 
-    fn restore(&self, state: DaemonSnapshot) -> io::Result<RestoredCore> {
+    fn restore(&self, state: DaemonSnapshot<'_>) -> io::Result<RestoredCore> {
         // Any descriptor can stand for the kernel's ones.
-        let others = [self.connection.as_fd(); 4];
+        let others = [self.connection.as_fd(); 5];
         let fds = self.regions.iter().map(AsFd::as_fd).chain(others);
         let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         let (workers, _) = UserWorkers::new();
@@ -192,18 +193,18 @@ fn snapshot_round_trips() {
 #[test]
 fn rejects_inconsistent_snapshots() {
     let kit = TestFds::new();
-    let refused = |change: fn(&mut DaemonSnapshot)| {
+    let refused = |change: fn(&mut DaemonSnapshot<'static>)| {
         let mut state = sample_snapshot();
         change(&mut state);
         kit.restore(state).map(|_| ()).unwrap_err().to_string()
     };
-    fn app(state: &mut DaemonSnapshot) -> &mut ApplicationSnapshot {
+    fn app<'s>(state: &'s mut DaemonSnapshot<'_>) -> &'s mut ApplicationSnapshot {
         state.applications[0].as_mut().unwrap()
     }
-    fn socket(state: &mut DaemonSnapshot) -> &mut SocketSnapshot {
+    fn socket<'s>(state: &'s mut DaemonSnapshot<'_>) -> &'s mut SocketSnapshot {
         state.sockets[0].as_mut().unwrap()
     }
-    let corruptions: [fn(&mut DaemonSnapshot); 22] = [
+    let corruptions: [fn(&mut DaemonSnapshot<'static>); 22] = [
         |state| state.memories.clear(),
         |state| state.memories[0].tcp_bytes = 5,
         |state| state.memories[0].sockets = 1 << 19,
@@ -277,6 +278,7 @@ fn corpus_seeds_match_the_snapshot_format() {
     (empty.memories, empty.applications, empty.sockets) = Default::default();
     empty.transfers.clear();
     (empty.claims, empty.closing, empty.device) = Default::default();
+    empty.reservations = 0;
     let mut inconsistent = sample_snapshot();
     inconsistent.applications[0].as_mut().unwrap().entries[0].key = 9;
     let whole = sample_snapshot().to_bytes();

@@ -61,7 +61,8 @@ impl BufferPool {
 
     /// Buffers that may still get memory.
     pub(crate) fn available(&self) -> usize {
-        self.limit - self.used
+        // Sockets that returned from another stack may exceed the limit.
+        self.limit.saturating_sub(self.used)
     }
 
     /// True when less than a quarter is left. Data that the peer would send again (segments out of
@@ -95,7 +96,8 @@ impl BufferPool {
 
     /// Unbacked buffers that can still be allocated.
     fn unbacked_available(&self) -> usize {
-        self.unbacked.len() + self.spare.len() + self.limit * BUFFERS_PER_BACKED - self.memory.len()
+        let new = (self.limit * BUFFERS_PER_BACKED).saturating_sub(self.memory.len());
+        self.unbacked.len() + self.spare.len() + new
     }
 
     fn is_backed(&self, buffer: u32) -> bool {
@@ -118,9 +120,13 @@ impl BufferPool {
             self.memory[buffer as usize] = None;
             return Some(buffer);
         }
+        Some(self.new_buffer())
+    }
+
+    fn new_buffer(&mut self) -> u32 {
         self.memory.push(None);
         self.next.push(NO_BUFFER);
-        Some((self.memory.len() - 1) as u32)
+        (self.memory.len() - 1) as u32
     }
 
     /// Gives a buffer memory unless it has some. Returns false when the pool is exhausted.
@@ -217,16 +223,14 @@ impl BufferPool {
         memory
     }
 
-    /// Adds memory detached from another pool. Returns its buffer.
-    fn attach_buffer(&mut self, memory: Memory) -> Option<u32> {
-        if memory.is_none() {
-            return self.alloc_unbacked();
-        }
+    /// Adds memory detached from another pool, also beyond the limit. Returns its buffer.
+    fn attach_buffer(&mut self, memory: Memory) -> u32 {
         // A spare buffer gives up its memory, so that the total stays within the limit.
-        let buffer = self.spare.pop().or_else(|| self.alloc_unbacked())?;
+        let spare = memory.is_some().then(|| self.spare.pop()).flatten();
+        let buffer = spare.or_else(|| self.alloc_unbacked()).unwrap_or_else(|| self.new_buffer());
+        self.used += usize::from(memory.is_some());
         self.memory[buffer as usize] = memory;
-        self.used += 1;
-        Some(buffer)
+        buffer
     }
 
     fn bytes(&self, buffer: u32) -> &[u8] {
@@ -464,10 +468,7 @@ impl ByteQueue {
     pub(crate) fn attach(pool: &mut BufferPool, detached: DetachedBuffer) -> Self {
         let mut queue = Self::EMPTY;
         for memory in detached.memory {
-            let Some(buffer) = pool.attach_buffer(memory) else {
-                debug_assert!(false, "has_space_for was checked");
-                break;
-            };
+            let buffer = pool.attach_buffer(memory);
             if queue.count == 0 {
                 (queue.head, queue.start) = (buffer, detached.start);
             } else {

@@ -20,7 +20,7 @@ use crate::tcp::timers::{NEVER, TableLinks, TimeAges, TimerSnapshot, Timers, age
 /// in the past, `_in_` fields in the future.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub(crate) struct ConnectionSnapshot {
+pub(crate) struct ConnectionSnapshot<'a> {
     pub(crate) tuple: FourTuple,
     state: TcpState,
     flags: u64,
@@ -28,8 +28,10 @@ pub(crate) struct ConnectionSnapshot {
     options: TcpOptions,
     failure: Option<Failure>,
     soft_failure: Option<Failure>,
-    sending: SendSnapshot,
-    pub(crate) receiving: ReceiveSnapshot,
+    #[cfg_attr(feature = "serde", serde(borrow))]
+    sending: SendSnapshot<'a>,
+    #[cfg_attr(feature = "serde", serde(borrow))]
+    pub(crate) receiving: ReceiveSnapshot<'a>,
     recovery: RecoverySnapshot,
     timers: TimerSnapshot,
 }
@@ -50,7 +52,7 @@ pub(crate) fn ensure_valid(is_valid: bool, what: &'static str) -> Result<(), Res
 
 impl Connection {
     /// Takes a snapshot.
-    pub(crate) fn save(&self, now_ns: u64, pool: &BufferPool) -> ConnectionSnapshot {
+    pub(crate) fn save(&self, now_ns: u64, pool: &BufferPool) -> ConnectionSnapshot<'static> {
         let (send, receive, timers) = (&self.send, &self.receive, &self.timers);
         let sent_age_ns = age_ns(now_ns, timers.last_sent_ns);
         let received_age_ns = age_ns(now_ns, timers.last_received_ns);
@@ -75,7 +77,7 @@ impl Connection {
     /// When the snapshot is inconsistent, or its data exceeds the memory.
     pub(crate) fn restore(
         now_ns: u64,
-        saved: &ConnectionSnapshot,
+        saved: &ConnectionSnapshot<'_>,
         shared: &mut TcpShared,
     ) -> Result<Self, RestoreError> {
         saved.check()?;
@@ -187,7 +189,7 @@ impl Connection {
     }
 }
 
-impl ConnectionSnapshot {
+impl ConnectionSnapshot<'_> {
     fn has_flags(&self, flags: ConnFlags) -> bool {
         ConnFlags::from_bits_truncate(self.flags).contains(flags)
     }

@@ -31,8 +31,7 @@ impl ExtractedConnection {
         Self { connection, outgoing, incoming }
     }
 
-    /// Attaches the data to the pool of another table, for which [`TcpTable::check_insert`]
-    /// succeeded.
+    /// Attaches the data to the pool of another table.
     fn attach(self, shared: &mut TcpShared) -> Connection {
         let mut connection = self.connection;
         connection.send.queue = ByteQueue::attach(&mut shared.pool, self.outgoing);
@@ -144,12 +143,11 @@ impl TcpTable {
         indices
     }
 
-    /// Checks that the extracted sockets fit and that their addresses are free.
+    /// Checks that the extracted sockets fit.
     ///
     /// # Errors
-    /// The limit that would be exceeded, or the address in use.
-    pub(crate) fn check_insert(&self, extracted: &ExtractedTcp) -> Result<(), MigrationError> {
-        let in_use = |local: SocketAddr| Err(MigrationError::AddressInUse(local));
+    /// The limit that would be exceeded.
+    pub(crate) fn check_space(&self, extracted: &ExtractedTcp) -> Result<(), MigrationError> {
         if !self.listeners.has_space_for(extracted.listeners.len()) {
             return Err(MigrationError::LimitReached("listeners"));
         }
@@ -163,6 +161,18 @@ impl TcpTable {
         if !self.shared.pool.has_space_for(detached) {
             return Err(MigrationError::LimitReached("bytes of TCP data"));
         }
+        Ok(())
+    }
+
+    /// Checks that the addresses of the extracted sockets are free.
+    ///
+    /// # Errors
+    /// The address in use.
+    pub(crate) fn check_addresses_free(
+        &self,
+        extracted: &ExtractedTcp,
+    ) -> Result<(), MigrationError> {
+        let in_use = |local: SocketAddr| Err(MigrationError::AddressInUse(local));
         let mut listeners = extracted.listeners.iter().map(|(_, listener)| listener);
         if let Some(listener) = listeners.find(|listener| !self.listeners.can_insert(listener)) {
             return in_use(listener.local);
@@ -177,7 +187,7 @@ impl TcpTable {
         }
     }
 
-    /// Inserts sockets for which [`TcpTable::check_insert`] succeeded.
+    /// Inserts sockets for which [`TcpTable::check_addresses_free`] succeeded.
     pub(crate) fn insert_sockets(
         &mut self,
         now_ns: u64,
@@ -186,10 +196,7 @@ impl TcpTable {
         let mut connections = Vec::with_capacity(extracted.connections.len());
         for (old, extracted) in extracted.connections {
             let connection = extracted.attach(&mut self.shared);
-            match self.connections.insert(connection) {
-                Some(new) => connections.push((old, new)),
-                None => debug_assert!(false, "check_insert checked the limit"),
-            }
+            connections.push((old, self.connections.insert_beyond_limit(connection)));
         }
         let new_index = |old: u32| {
             let at = connections.binary_search_by_key(&old, |(old, _)| old.index).ok()?;

@@ -110,16 +110,18 @@ impl Connections {
 
     /// Inserts a connection in a free slot; `None` at the limit.
     pub(crate) fn insert(&mut self, connection: Connection) -> Option<TcpId> {
-        if self.is_full() {
-            return None;
-        }
+        if self.is_full() { None } else { Some(self.insert_beyond_limit(connection)) }
+    }
+
+    /// Inserts a connection in a free slot, also at the limit.
+    pub(crate) fn insert_beyond_limit(&mut self, connection: Connection) -> TcpId {
         let index = self.free.pop().unwrap_or_else(|| self.new_slot());
         if let Some(by_port) = &mut self.by_port {
             by_port.insert((connection.tuple.local().port(), index));
         }
         let slot = &mut self.pages[index as usize / PAGE_SLOTS][index as usize % PAGE_SLOTS];
         slot.connection = Some(connection);
-        Some(TcpId { index, generation: slot.generation })
+        TcpId { index, generation: slot.generation }
     }
 
     pub(crate) fn remove(&mut self, index: u32) -> Option<Connection> {

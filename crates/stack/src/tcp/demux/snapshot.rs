@@ -16,7 +16,7 @@ use crate::{Event, RestoreError};
 /// Snapshot of all TCP state.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub(crate) struct TcpSnapshot {
+pub(crate) struct TcpSnapshot<'a> {
     secret: Secret,
     peer_time: PeerTime,
     /// Remaining time in which acknowledgements may carry a SYN cookie.
@@ -26,11 +26,12 @@ pub(crate) struct TcpSnapshot {
     confirmed_peers: Vec<IpAddr>,
     listeners: Vec<ListenerSlotSnapshot>,
     /// All slots ever used: generation and connection.
-    connections: Vec<(u32, Option<ConnectionSnapshot>)>,
+    #[cfg_attr(feature = "serde", serde(borrow))]
+    connections: Vec<(u32, Option<ConnectionSnapshot<'a>>)>,
 }
 
 impl TcpTable {
-    pub(crate) fn save(&self, now_ns: u64) -> TcpSnapshot {
+    pub(crate) fn save(&self, now_ns: u64) -> TcpSnapshot<'static> {
         let confirmed = self.events.iter().filter_map(|event| match event {
             Event::PeerConfirmed(peer) => Some(*peer),
             _ => None,
@@ -62,7 +63,11 @@ impl TcpTable {
     ///
     /// # Errors
     /// When the snapshot is damaged or exceeds the limits.
-    pub(crate) fn restore(&mut self, now_ns: u64, saved: TcpSnapshot) -> Result<(), RestoreError> {
+    pub(crate) fn restore(
+        &mut self,
+        now_ns: u64,
+        saved: TcpSnapshot<'_>,
+    ) -> Result<(), RestoreError> {
         self.secret = saved.secret;
         self.clock = PeerClock::starting_at(saved.peer_time, now_ns);
         self.cookies_until_ns = now_ns.saturating_add(saved.cookies_valid_for_ns);

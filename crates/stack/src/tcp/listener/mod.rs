@@ -227,12 +227,13 @@ impl Listeners {
     /// True when another listener may bind an address: the address is free, or all its listeners
     /// and the new one share it (`reuse_port`) and have the same owner.
     fn can_bind(&self, address: SocketAddr, options: &TcpOptions) -> bool {
-        let shares = |index: &u32| {
-            let other = self.at(*index).map(|other| &other.options);
+        let shares = |&index: &u32| {
+            let other = self.at(index).map(|other| &other.options);
             other.is_some_and(|other| other.reuse_port && other.owner == options.owner)
         };
-        let group = self.by_address.get(&address);
-        group.is_none_or(|group| options.reuse_port && group.iter().all(shares))
+        // The listeners of an address share it with one another, on the same terms.
+        let one = self.by_address.get(&address).and_then(|group| group.first());
+        one.is_none_or(|one| options.reuse_port && shares(one))
     }
 
     /// Returns the addresses under which a listener is found.

@@ -15,6 +15,7 @@ use super::send::DEFAULT_MSS;
 use super::seq::Seq;
 use super::socket::MAX_BUFFER_GROWTH;
 use super::timers::NS_PER_MS;
+use crate::snapshot::SnapshotBytes;
 
 /// Maximum number of blocks in a SACK option.
 const MAX_SACK_BLOCKS: usize = 4;
@@ -59,15 +60,16 @@ pub(crate) struct ReceiveState {
 /// Snapshot of a [`ReceiveState`].
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub(crate) struct ReceiveSnapshot {
+pub(crate) struct ReceiveSnapshot<'a> {
     pub(crate) nxt: Seq,
     pub(crate) edge: Seq,
     pub(crate) read: Seq,
     /// In-order data not yet read.
-    #[cfg_attr(feature = "serde", serde(with = "serde_bytes"))]
-    pub(crate) data: Vec<u8>,
+    #[cfg_attr(feature = "serde", serde(borrow))]
+    pub(crate) data: SnapshotBytes<'a>,
     /// Out-of-order data with its start; most recently updated last.
-    pub(crate) out_of_order: Vec<(Seq, Vec<u8>)>,
+    #[cfg_attr(feature = "serde", serde(borrow))]
+    pub(crate) out_of_order: Vec<(Seq, SnapshotBytes<'a>)>,
     dsack_range: (Seq, Seq),
     read_since_ack: u32,
     growth: u8,
@@ -355,17 +357,17 @@ impl ReceiveState {
         last_received_age_ns: u64,
         unread: u32,
         pool: &BufferPool,
-    ) -> ReceiveSnapshot {
+    ) -> ReceiveSnapshot<'static> {
         let copy_range = |(start, end): (Seq, Seq)| {
             let at = start.since(self.read_seq);
-            (start, self.queue.copy_bytes(pool, at, end.since(start)))
+            (start, self.queue.copy_bytes(pool, at, end.since(start)).into())
         };
         let gaps = self.out_of_order.iter();
         ReceiveSnapshot {
             nxt: self.nxt,
             edge: self.edge,
             read: self.read_seq,
-            data: self.queue.copy_bytes(pool, 0, unread),
+            data: self.queue.copy_bytes(pool, 0, unread).into(),
             out_of_order: gaps.flat_map(|gaps| gaps.ranges_by_recency().map(copy_range)).collect(),
             dsack_range: self.dsack_range,
             read_since_ack: self.read_since_ack,
@@ -383,7 +385,7 @@ impl ReceiveState {
     /// Restores a snapshot except for its out-of-order data, with `queue` for the data in order.
     pub(crate) fn restore(
         now_ns: u64,
-        saved: &ReceiveSnapshot,
+        saved: &ReceiveSnapshot<'_>,
         queue: ByteQueue,
         window_shift: u8,
     ) -> Self {
