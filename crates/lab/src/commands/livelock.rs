@@ -1,7 +1,8 @@
 //! `tidegate lab livelock`.
 
 use clap::Args;
-use tidegate_lab::{dns, livelock};
+use tidegate_lab::experiments::mogul::livelock;
+use tidegate_lab::testbed::dns::servers::ServerKind;
 
 use super::{Measure, PlotOutput};
 use crate::Failure;
@@ -21,7 +22,7 @@ pub(crate) struct LivelockLab {
     transports: Vec<String>,
     /// DNS servers to measure [default: tidegate-xdp,nsd,knot,knot-xdp]
     #[arg(long, value_name = "SERVER", value_delimiter = ',', conflicts_with = "no_dns")]
-    dns: Vec<dns::servers::ServerKind>,
+    dns: Vec<ServerKind>,
     /// Measure no DNS servers
     #[arg(long)]
     no_dns: bool,

@@ -30,7 +30,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tidegate_lab::{Experiment, netns};
+use tidegate_lab::Experiment;
+use tidegate_lab::testbed::netns;
 
 use crate::Failure;
 use crate::output::print;
@@ -161,15 +162,21 @@ impl Lab {
         match self {
             Lab::Dns(lab) => lab.run(),
             Lab::EchoCost(lab) => lab.run(),
-            Lab::EchoThroughput(lab) => lab.run(tidegate_lab::tcp::echo::run_throughput),
-            Lab::EchoMessageSize(lab) => lab.run(tidegate_lab::tcp::echo::run_message_size),
-            Lab::EchoLatency(lab) => lab.run(tidegate_lab::tcp::echo::run_latency),
-            Lab::Bulk(lab) => lab.run(tidegate_lab::tcp::bulk::run),
+            Lab::EchoThroughput(lab) => {
+                lab.run(tidegate_lab::experiments::farias::echo::run_throughput)
+            }
+            Lab::EchoMessageSize(lab) => {
+                lab.run(tidegate_lab::experiments::farias::echo::run_message_size)
+            }
+            Lab::EchoLatency(lab) => lab.run(tidegate_lab::experiments::farias::echo::run_latency),
+            Lab::Bulk(lab) => lab.run(tidegate_lab::experiments::compare::bulk::run),
             Lab::Connections(lab) => lab.run(),
-            Lab::SynFlood(lab) => lab.run(tidegate_lab::tcp::syn_flood::run),
-            Lab::Apps(lab) => lab.run(tidegate_lab::apps::throughput::run),
+            Lab::SynFlood(lab) => lab.run(tidegate_lab::experiments::compare::syn_flood::run),
+            Lab::Apps(lab) => lab.run(tidegate_lab::experiments::compare::apps::run),
             Lab::Noisy(lab) => lab.run(),
-            Lab::ContextSwitches(lab) => lab.run(tidegate_lab::apps::context_switches::run),
+            Lab::ContextSwitches(lab) => {
+                lab.run(tidegate_lab::experiments::diaz::context_switches::run)
+            }
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
             Lab::ReceiveQueues(lab) => lab.run(),

@@ -1,0 +1,18 @@
+//! Testbeds: network namespaces, processes and their placement on processors, servers under test,
+//! and the load on them.
+
+pub mod apps;
+pub(crate) mod btf;
+pub(crate) mod client;
+pub mod cpu;
+pub mod dns;
+pub(crate) mod flood;
+pub mod load;
+pub mod netns;
+pub mod process;
+pub(crate) mod programs;
+pub(crate) mod stop;
+pub(crate) mod sys;
+pub mod tcp;
+pub mod test_case;
+pub(crate) mod tracefs;
