@@ -13,8 +13,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tidegate_memory::queues::lock::{Lock, LockKind, LockStatistics, Metered, Sleeping, Spin};
-use tidegate_memory::queues::{
+use tidegate_queues::lock::{Lock, LockKind, LockStatistics, Metered, Sleeping, Spin};
+use tidegate_queues::{
     Account, Eventfd, Futex, LockedAccount, PooledAccount, QueueEnds, QueueLimits, QueueShape,
     QueueStatistics, RingMatrix, Semaphore, SingleList, Structure, Unlimited, open,
 };

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use tidegate_memory::queues::{
+use tidegate_queues::{
     Account, Packet, Producer, PushError, QueueEnds, QueueStatistics, Reader, Semaphore, Structure,
     wait_for_space,
 };

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use tidegate_memory::queues::lock::{Mcs, Sleeping, Spin, Ticket};
-use tidegate_memory::queues::{
+use tidegate_queues::lock::{Mcs, Sleeping, Spin, Ticket};
+use tidegate_queues::{
     Eventfd, Futex, MpmcRing, MultiList, QueueLimits, QueueShape, RingMatrix, SingleList,
     Unlimited, WorkStealing, open,
 };
@@ -36,7 +36,7 @@ const fn scheme(
     Scheme { structure, lock, sleep, burst }
 }
 
-const BURST_PACKETS: usize = tidegate_memory::queues::BURST_PACKETS;
+const BURST_PACKETS: usize = tidegate_queues::BURST_PACKETS;
 
 /// Rivera's four queues.
 pub const PAPER: [Scheme; 4] = [

@@ -3,15 +3,15 @@
 use std::collections::VecDeque;
 use std::io;
 
-use super::account::{Account, QueueLimits, Unlimited};
-use super::lock::LockStatistics;
-use super::parker::{Futex, Parker, Semaphore};
-use super::structure::{CachePadded, Packet, QueueShape, Structure, StructureParts};
+use crate::account::{Account, QueueLimits, Unlimited};
+use crate::lock::LockStatistics;
+use crate::parker::{Futex, Parker, Semaphore};
+use crate::structure::{CachePadded, Packet, QueueShape, Structure, StructureParts};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, relax, yield_now};
 
 /// Most packets that [`Producer::push_each`] puts in before it makes them visible and wakes
 /// readers.
-pub use super::ring_matrix::BURST_PACKETS;
+pub use crate::ring_matrix::BURST_PACKETS;
 
 /// Reason for a rejected packet; returns the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::time::Instant;
 /// Time stamp of the processor: in ticks of constant length on every x86-64 of the last fifteen
 /// years, in nanoseconds elsewhere.
 #[inline(always)]
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         // SAFETY: every x86-64 has the instruction.
@@ -20,18 +20,18 @@ pub(super) fn now() -> u64 {
 }
 
 /// A simultaneous reading of both clocks, to calibrate the length of a tick.
-pub(super) struct ClockSample {
+pub(crate) struct ClockSample {
     ticks: u64,
     instant: Instant,
 }
 
 impl ClockSample {
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Self { ticks: now(), instant: Instant::now() }
     }
 
     /// Nanoseconds per tick since this sample; more precise the older the sample is.
-    pub(super) fn ns_per_tick(&self) -> f64 {
+    pub(crate) fn ns_per_tick(&self) -> f64 {
         let ticks = now().saturating_sub(self.ticks).max(1);
         self.instant.elapsed().as_nanos() as f64 / ticks as f64
     }

@@ -1,8 +1,8 @@
 //! A ring for each reader, from which other readers steal when their own ring is empty.
 
-use super::mpmc::MpmcRing;
-use super::ring_matrix::BURST_PACKETS;
-use super::structure::{Packet, QueueShape, Structure, StructureParts};
+use crate::mpmc::MpmcRing;
+use crate::ring_matrix::BURST_PACKETS;
+use crate::structure::{Packet, QueueShape, Structure, StructureParts};
 
 /// Rings, by reader.
 pub struct WorkStealing<T> {

@@ -1,7 +1,7 @@
 //! Bounded lock-free ring for any number of producers and readers, by D. Vyukov ("Bounded MPMC
 //! queue", 1024cores.net): the sequence number of each cell says which use comes next.
 
-use super::structure::{CachePadded, Packet, QueueShape, Structure, StructureParts};
+use crate::structure::{CachePadded, Packet, QueueShape, Structure, StructureParts};
 use crate::sync::{AtomicUsize, Ordering, UnsafeCell};
 
 /// Ring shared by all producers and readers; they have no state of their own.

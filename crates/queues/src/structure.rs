@@ -1,7 +1,7 @@
 //! The core of every receive queue: a data structure that holds packets between producers and
 //! readers.
 
-use super::lock::LockStatistics;
+use crate::lock::LockStatistics;
 
 /// An item that can be queued.
 pub trait Packet: Send {
@@ -9,7 +9,7 @@ pub trait Packet: Send {
     fn bytes(&self) -> usize;
 }
 
-impl Packet for crate::Frame {
+impl Packet for tidegate_memory::Frame {
     fn bytes(&self) -> usize {
         self.len()
     }

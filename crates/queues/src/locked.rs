@@ -1,9 +1,9 @@
 //! The two schemes of Rivera's thesis: one list under one lock (section 4.1), and one list per
 //! reader with a lock each, visited round robin by producers and readers (section 4.2).
 
-use super::list::List;
-use super::lock::{Lock, LockKind, LockStatistics};
-use super::structure::{CachePadded, Packet, QueueShape, Structure, StructureParts};
+use crate::list::List;
+use crate::lock::{Lock, LockKind, LockStatistics};
+use crate::structure::{CachePadded, Packet, QueueShape, Structure, StructureParts};
 
 /// One list under one lock.
 pub struct SingleList<T: Packet, K: LockKind> {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 
-use super::lock::{Mcs, Metered, Sleeping, Spin, Ticket};
 use super::*;
+use crate::lock::{Mcs, Metered, Sleeping, Spin, Ticket};
 
 /// A packet with its producer and sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -13,13 +13,13 @@ mod metered;
 mod mutex;
 mod spin;
 mod ticket;
-mod ticks;
 
 pub use mcs::{Mcs, McsLock};
-pub use metered::{ContentionStart, LockMeter, LockStatistics, Metered, MeteredLock};
+pub use metered::{Metered, MeteredLock};
 pub use mutex::{Sleeping, SleepingLock};
 pub use spin::{Spin, SpinLock};
 pub use ticket::{Ticket, TicketLock};
+pub use tidegate_memory::lock_meter::LockStatistics;
 
 /// A kind of lock.
 pub trait LockKind: Send + Sync + 'static {

@@ -3,8 +3,8 @@
 //! [`LockedAccount`] is the kernel's scheme: every packet takes one lock on its way in and on
 //! its way out. [`PooledAccount`] gives each producer and reader a credit cache of its own.
 
-use super::lock::{Lock, LockKind, LockStatistics, Sleeping};
-use super::structure::{CachePadded, QueueShape};
+use crate::lock::{Lock, LockKind, LockStatistics, Sleeping};
+use crate::structure::{CachePadded, QueueShape};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Most packets and bytes that a queue may hold.
@@ -288,8 +288,8 @@ impl Account for PooledAccount {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::lock::Spin;
     use super::*;
+    use crate::lock::Spin;
 
     const SHAPE: QueueShape = QueueShape { producers: 3, readers: 2, capacity: 0 };
 

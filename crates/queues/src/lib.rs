@@ -10,8 +10,8 @@
 //! * a [`Semaphore`] on which readers of an empty queue sleep: [`Eventfd`] or [`Futex`].
 //!
 //! ```
-//! use tidegate_memory::queues::{
-//!     self, Futex, MpmcRing, Packet, PooledAccount, QueueLimits, QueueShape,
+//! use tidegate_queues::{
+//!     Futex, MpmcRing, Packet, PooledAccount, QueueLimits, QueueShape,
 //! };
 //!
 //! struct Note(&'static str);
@@ -23,7 +23,7 @@
 //!
 //! let shape = QueueShape { producers: 1, readers: 2, capacity: 64 };
 //! let limits = QueueLimits::new(64, 1000)?;
-//! let mut ends = queues::open::<MpmcRing<Note>, PooledAccount, Futex>(&shape, limits)?;
+//! let mut ends = tidegate_queues::open::<MpmcRing<Note>, PooledAccount, Futex>(&shape, limits)?;
 //! assert!(ends.producers[0].try_push(Note("high water at noon")).is_ok());
 //! ends.producers.clear();
 //! assert_eq!(ends.readers[1].pop_wait().unwrap().0, "high water at noon");
@@ -41,6 +41,7 @@ mod queue;
 mod ring_matrix;
 mod stealing;
 mod structure;
+mod sync;
 #[cfg(all(test, not(loom)))]
 mod tests;
 

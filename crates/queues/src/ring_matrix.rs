@@ -1,8 +1,8 @@
 //! A ring for each pair of a producer and a reader: no two producers and no two readers ever
 //! touch the same index.
 
-use super::structure::{Packet, QueueShape, Structure, StructureParts};
-use crate::spsc;
+use crate::structure::{Packet, QueueShape, Structure, StructureParts};
+use tidegate_memory::spsc;
 
 /// Packets that a producer puts into one ring, and that a reader takes from one ring, before it
 /// moves on to the next.
