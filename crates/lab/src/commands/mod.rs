@@ -31,7 +31,7 @@ use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tidegate_lab::Experiment;
-use tidegate_lab::testbed::netns;
+use tidegate_lab::testbed::cleanup;
 
 use crate::Failure;
 use crate::output::print;
@@ -128,8 +128,8 @@ pub(crate) enum Lab {
     PapersLivelock(papers_livelock::PapersLivelockLab),
 }
 
-/// Does `work`. SIGINT, SIGTERM and SIGHUP end the process before, without its namespaces and the
-/// processes in them.
+/// Does `work`. SIGINT, SIGTERM and SIGHUP end the process before, and leave no namespace, process
+/// or file of the experiment.
 pub(crate) fn clean_up_on_signal(
     work: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
@@ -139,8 +139,7 @@ pub(crate) fn clean_up_on_signal(
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         if let Some(signal) = signals.forever().next() {
             ending.store(true, Ordering::Release);
-            // The experiment may still create some.
-            while netns::remove_own() > 0 {}
+            cleanup::remove_everything();
             // As a shell reports a command that a signal has ended.
             std::process::exit(128 + signal);
         }

@@ -3,10 +3,12 @@
 
 pub mod apps;
 pub(crate) mod btf;
+pub mod cleanup;
 pub(crate) mod client;
 pub mod cpu;
 pub mod dns;
 pub(crate) mod flood;
+pub(crate) mod folder;
 pub mod load;
 pub mod netns;
 pub mod process;

@@ -19,6 +19,7 @@ use rustix::thread::LinkNameSpaceType;
 use tidegate_wire::MacAddr;
 
 use crate::error::LabError;
+use crate::testbed::cleanup;
 use crate::testbed::cpu;
 use crate::testbed::process::setpriv_arguments;
 use crate::testbed::sys;
@@ -97,7 +98,7 @@ pub fn remove_stale() -> Result<Vec<String>, LabError> {
 /// Ends the processes in the namespaces of this process, and deletes these namespaces. For a
 /// process that is about to end without dropping its [`Namespace`]s. Returns the number of
 /// namespaces deleted.
-pub fn remove_own() -> usize {
+pub(super) fn remove_own() -> usize {
     let Ok(entries) = fs::read_dir(NETNS_FOLDER) else { return 0 };
     let (own, mut deleted) = (std::process::id(), 0);
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
@@ -149,6 +150,7 @@ impl Namespace {
     /// [`LabError::Permission`] without root, [`LabError::Missing`] without iproute2.
     pub fn new(label: &str) -> Result<Self, LabError> {
         let name = format!("{NAME_PREFIX}{}-{}-{label}", std::process::id(), next_unique_number());
+        let _creating = cleanup::creating();
         ip(&["netns", "add", &name])?;
         let namespace = Self { name };
         namespace.ip(&["link", "set", "lo", "up"])?;

@@ -14,6 +14,7 @@ use crate::testbed::flood::{
     FloodSource, FloodTestbed, GoodputMeter, KERNEL_ADDRESS, PREFIX_BITS, ReceiveWork, Receiver,
     TIDEGATE_ADDRESS,
 };
+use crate::testbed::folder;
 use crate::testbed::load::flood::{Flood, MAX_FRAMES};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
@@ -227,7 +228,7 @@ impl FloodedServer {
 }
 
 fn new_folder() -> Result<TempDir, LabError> {
-    tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))
+    folder::private()
 }
 
 impl Zone {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::LabError;
+use crate::testbed::cleanup;
 
 const INSTANCES_FOLDER: &str = "/sys/kernel/tracing/instances";
 const INSTANCE_PREFIX: &str = "tidegate-";
@@ -24,6 +25,7 @@ impl TraceInstance {
     /// Time is counted in processor cycles; addresses are not hashed.
     pub(crate) fn new(buffer_kb: u32) -> Result<Self, LabError> {
         remove_stale();
+        let _creating = cleanup::creating();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = Path::new(INSTANCES_FOLDER)
@@ -124,6 +126,15 @@ fn remove_stale() {
         let name = entry.file_name();
         let owner = name.to_str().and_then(owner);
         if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            remove(&entry.path());
+        }
+    }
+}
+
+/// Removes the instances of this process, which is about to end without dropping them.
+pub(super) fn remove_own() {
+    for entry in fs::read_dir(INSTANCES_FOLDER).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().and_then(owner) == Some(std::process::id()) {
             remove(&entry.path());
         }
     }

@@ -31,6 +31,7 @@ use crate::LabError;
 use crate::testbed::cpu;
 use crate::testbed::programs;
 use crate::testbed::sys::UringStream;
+use crate::testbed::{cleanup, folder};
 
 /// Message of 64 bytes; its first word is the message kind.
 const MESSAGE_WORDS: usize = 8;
@@ -390,6 +391,7 @@ fn start_peer(
 ) -> Result<PeerProcess, LabError> {
     let mut command = Command::new(programs::laboratory()?);
     command.args(["attach-latency", "--as-peer", transport.name(), "--cpu", &core.to_string()]);
+    let _creating = cleanup::creating();
     let child = command.stdin(input).stdout(output).spawn();
     Ok(PeerProcess(child.map_err(LabError::io("cannot start the peer"))?))
 }
@@ -409,7 +411,7 @@ fn measure(
     let from_fd = |fd: OwnedFd| Stdio::from(fd);
     match transport {
         IpcTransport::Daemon => {
-            let folder = tempfile::tempdir().map_err(failed)?;
+            let folder = folder::private()?;
             let (_daemon, mut channel) = start_daemon(folder.path(), peer_core).map_err(failed)?;
             exchange(config, transport, &mut channel).map_err(failed)
         }

@@ -22,6 +22,7 @@ use crate::testbed::flood::{
     CLIENT_ADDRESS, FloodSource, FloodTestbed, GIGABIT_LINE_PPS, KERNEL_ADDRESS, LOAD_ADDRESS,
     LOAD_MAC, ReceiveWork, Receiver, UNKNOWN_SOURCE_COUNT, UNKNOWN_SOURCES_NETWORK,
 };
+use crate::testbed::folder;
 use crate::testbed::load::flood::{Flood, MAX_FRAMES};
 use crate::testbed::netns;
 use crate::testbed::process::ServerProcess;
@@ -227,7 +228,7 @@ fn measure(
     let testbed = FloodTestbed::new(config.server_core, config.load_core)?;
     prepare_addresses(&testbed)?;
     testbed.prepare(Receiver::Kernel)?;
-    let folder = tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
+    let folder = folder::private()?;
     let setup = zone.setup(folder.path(), &testbed);
     let server = Server::start(ServerKind::Nsd, &setup, &testbed.pair.b)?;
     let guard = if case.guarded { Some(start_guard(&testbed)?) } else { None };

@@ -19,6 +19,7 @@ use crate::testbed::cpu::CoreTicks;
 use crate::testbed::flood::{
     CLIENT_ADDRESS, FloodTestbed, KERNEL_ADDRESS, PREFIX_BITS, Receiver, TIDEGATE_ADDRESS,
 };
+use crate::testbed::folder;
 use crate::testbed::load::{BpfClientConfig, load_tcp_with_bpf};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
@@ -101,7 +102,7 @@ pub(crate) struct DaemonProcess {
 }
 
 fn make_folder() -> Result<TempDir, LabError> {
-    tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))
+    folder::private()
 }
 
 /// Command-line flags of a stack at the server's end of the veth pair.

@@ -18,6 +18,7 @@ use tidegate_load::{LinkKind, LoadConfig, LoadReport, QuerySet, load_dns};
 use crate::error::LabError;
 use crate::testbed::cpu::{self, CoreTicks, CoreUsage};
 use crate::testbed::dns::servers::{Server, ServerKind, Setup};
+use crate::testbed::folder;
 use crate::testbed::netns::{VethConfig, VethPair};
 
 const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -65,8 +66,7 @@ impl ZoneFile {
     /// # Errors
     /// When the file cannot be written.
     pub fn write(name_count: u64) -> Result<Self, LabError> {
-        let folder =
-            tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
+        let folder = folder::private()?;
         // Servers that drop root privileges must still be able to read the zone.
         make_world_readable(folder.path())?;
         let zone = SyntheticZone { origin: "bench.example".into(), name_count, seed: ZONE_SEED };

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use tidegate_load::{LinkKind, LoadConfig, TcpLoadConfig};
 
 use crate::error::LabError;
+use crate::testbed::folder;
 use crate::testbed::process::{ServerProcess, command_on_core};
 use crate::testbed::programs;
 
@@ -52,8 +53,7 @@ pub(super) struct DpdkTestbed {
 
 impl DpdkTestbed {
     pub(super) fn new(server_core: usize, load_core: usize) -> Result<Self, LabError> {
-        let folder =
-            tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
+        let folder = folder::private()?;
         Ok(Self { server_core, load_core, folder, wire_count: Cell::new(0) })
     }
 

@@ -15,6 +15,7 @@ use tidegate_service::daemon::DaemonReport;
 use super::peers;
 use crate::LabError;
 use crate::testbed::cpu;
+use crate::testbed::folder;
 use crate::testbed::netns::{VethConfig, VethPair};
 use crate::testbed::process::{ServerProcess, log_to};
 use crate::testbed::programs;
@@ -70,8 +71,7 @@ impl ChaosTestbed {
             format!("{}/{}", kernel_address(family), PREFIX_BITS[family])
         });
         let pair = VethPair::as_on_a_wire(&VethConfig { a: a.into(), b: Vec::new() })?;
-        let folder =
-            tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
+        let folder = folder::private()?;
         let stop = Arc::new(AtomicBool::new(false));
         let servers = Vec::new();
         let mut testbed = Self { daemon: Mutex::new(None), stop, servers, folder, pair };

@@ -14,6 +14,7 @@ use serde_json::json;
 use super::interface_state::{InterfaceState, round_trip};
 use super::{AttackResult, HostileConfig};
 use crate::LabError;
+use crate::testbed::folder;
 use crate::testbed::netns::{VethConfig, VethPair};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
@@ -157,8 +158,7 @@ impl Testbed {
         let pair = VethPair::new(&VethConfig { a: with_prefix(CLIENT), b: with_prefix(KERNEL) })?;
         // NAPI, which the settings are of, is in use with GRO only.
         pair.b.ethtool(&["gro", "on"])?;
-        let folder =
-            tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
+        let folder = folder::private()?;
         let stop = Arc::new(AtomicBool::new(false));
         let (mut echo, mut clients, mut floods) = (Vec::new(), Vec::new(), Vec::new());
         for family in 0..2 {

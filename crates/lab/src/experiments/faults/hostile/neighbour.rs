@@ -3,7 +3,6 @@
 
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket};
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -19,6 +18,7 @@ use super::attacker::Attack;
 use super::{AttackResult, HostileConfig};
 use crate::LabError;
 use crate::stats::median;
+use crate::testbed::folder;
 use crate::testbed::netns::{VethConfig, VethPair};
 use crate::testbed::process::{ServerProcess, log_to};
 use crate::testbed::programs;
@@ -186,9 +186,7 @@ impl Testbed {
         // Lingering sockets of the attackers are on the loopback interface.
         pair.b.namespace.ip(&["link", "set", "lo", "up"])?;
         // Other users attach, too.
-        let open = std::fs::Permissions::from_mode(0o755);
-        let folder = tempfile::Builder::new().permissions(open).tempdir();
-        let folder = folder.map_err(LabError::io("cannot create a temporary folder"))?;
+        let folder = folder::readable()?;
         let daemon_command = match &config.daemon {
             Some(command) => command.split_ascii_whitespace().map(str::to_owned).collect(),
             None => vec![

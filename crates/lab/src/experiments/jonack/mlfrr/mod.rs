@@ -21,6 +21,7 @@ use crate::testbed::flood::{
     FloodSource, FloodTestbed, GoodputMeter, KERNEL_ADDRESS, PREFIX_BITS, ReceiveWork, Receiver,
     TIDEGATE_ADDRESS,
 };
+use crate::testbed::folder;
 use crate::testbed::load::flood::Flood;
 use crate::testbed::netns;
 use crate::testbed::process::ServerProcess;
@@ -245,7 +246,7 @@ fn start_server(
     testbed: &FloodTestbed,
     command_line: &str,
 ) -> Result<TestServer, LabError> {
-    let folder = tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
+    let folder = folder::private()?;
     let counters = folder.path().join("counters");
     let on_kernel = command_line.contains("{kernel}");
     let (receiver, address) = if on_kernel {

@@ -14,6 +14,7 @@ use crate::testbed::client::{
     Client, RequestKind, answered_share, count_answered, median_latency_s,
 };
 use crate::testbed::flood::{FloodSource, FloodTestbed, GIGABIT_LINE_PPS, LOAD_ADDRESS};
+use crate::testbed::folder;
 use crate::testbed::netns::run_to_end;
 use crate::testbed::programs;
 use crate::testbed::test_case::{EchoService, Transport};
@@ -119,7 +120,7 @@ fn measure_known_client(
     flood_pps: Option<f64>,
 ) -> Result<AdmissionRun, LabError> {
     let transport = Transport::tidegate();
-    let folder = tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
+    let folder = folder::private()?;
     let control = folder.path().join("control");
     let control_flag = control.display().to_string();
     // The route for replies to the unknown sources.

@@ -14,6 +14,7 @@ use crate::error::LabError;
 use crate::testbed::client::{Client, RequestKind, answered_share};
 use crate::testbed::dns::servers::{Server, ServerKind, check_installed};
 use crate::testbed::flood::{CLIENT_ADDRESS, FloodSource, FloodTestbed, LOAD_ADDRESS, Receiver};
+use crate::testbed::folder;
 use crate::testbed::netns::run_to_end;
 use crate::testbed::test_case::{EchoService, FloodedServer, Transport, Zone};
 
@@ -215,7 +216,7 @@ fn measure_tool(
     zone: &Zone,
     admission: bool,
 ) -> Result<Vec<(f64, ConserveRun)>, LabError> {
-    let folder = tempfile::tempdir().map_err(LabError::io("cannot create a temporary folder"))?;
+    let folder = folder::private()?;
     let mut setup = zone.setup(folder.path(), testbed);
     setup.flags.extend(admission.then(|| ADMISSION.to_owned()));
     let queries = zone.write_queries(folder.path())?;

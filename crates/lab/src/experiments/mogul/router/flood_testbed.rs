@@ -16,6 +16,7 @@ use super::testbed::{LEFT_V4, ROUTER_RIGHT, RouterTestbed};
 use crate::error::LabError;
 use crate::testbed::cpu::{self, CoreTicks};
 use crate::testbed::flood::FloodMeasurement;
+use crate::testbed::folder;
 use crate::testbed::load::arp_responder::ArpResponder;
 use crate::testbed::load::flood::{self, Flood};
 use crate::testbed::process::ServerProcess;
@@ -149,8 +150,7 @@ impl<'a> RunningRouter<'a> {
         testbed: &'a FloodTestbed,
         limit: Duration,
     ) -> Result<Self, LabError> {
-        let folder =
-            tempfile::tempdir().map_err(LabError::io("cannot create a temporary directory"))?;
+        let folder = folder::private()?;
         let limit = format!("{:.1}", limit.as_secs_f64());
         let core = testbed.server_core.to_string();
         let socket = folder.path().join("filter");

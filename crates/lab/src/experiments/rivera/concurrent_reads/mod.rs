@@ -21,6 +21,7 @@ use crate::Experiment;
 use crate::LabError;
 use crate::report::plot::{Axis, Panel, Picture, Series};
 use crate::testbed::cpu;
+use crate::testbed::folder;
 use crate::testbed::netns::Namespace;
 use crate::testbed::sys::WriterProcess;
 
@@ -199,8 +200,7 @@ fn measure(source: ReadSource, threads: usize, units: u64) -> Result<f64, LabErr
             time_threads(threads, units, || read_unit(file.as_fd()))
         }
         ReadSource::Fifo => {
-            let folder =
-                tempfile::tempdir().map_err(LabError::io("cannot create a temporary directory"))?;
+            let folder = folder::private()?;
             let path = folder.path().join("fifo");
             let reader = open_fifo(&path)?;
             time_threads(threads, units, || read_unit(reader.0.as_fd()))
