@@ -25,7 +25,7 @@ mod tests {
     #[test]
     fn median_of_odd_and_even_counts() {
         assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0].iter()), 2.5);
         assert_eq!(median([0.0; 0]), 0.0);
     }
 }

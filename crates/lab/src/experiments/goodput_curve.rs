@@ -17,7 +17,7 @@ pub struct LoadStep {
 impl LoadStep {
     /// Median of a figure over the repeats.
     pub fn median(&self, figure: impl Fn(&FloodMeasurement) -> f64) -> f64 {
-        median(&self.runs.iter().map(figure).collect::<Vec<_>>())
+        median(self.runs.iter().map(figure))
     }
 
     /// Packets offered per second.
@@ -36,7 +36,7 @@ impl LoadStep {
         let ratio = |(own, other): (&FloodMeasurement, &FloodMeasurement)| {
             if other.goodput_pps > 0.0 { own.goodput_pps / other.goodput_pps } else { 0.0 }
         };
-        median(&self.runs.iter().zip(&other.runs).map(ratio).collect::<Vec<_>>())
+        median(self.runs.iter().zip(&other.runs).map(ratio))
     }
 }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use comfy_table::presets::NOTHING;
+use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
 use serde_json::Value;
 use tidegate_load::format_number;
@@ -44,6 +46,24 @@ impl Experiment {
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
+
+    /// The rows as a table with a heading. Figures are aligned right.
+    fn table(&self, columns: &[&str]) -> Table {
+        let mut table = Table::new();
+        table.load_preset(NOTHING).set_header(columns.iter().map(|name| name.replace('_', " ")));
+        for row in self.rows.iter().filter_map(Value::as_object) {
+            table.add_row(columns.iter().map(|key| {
+                let text = row.get(*key).map_or_else(String::new, format_cell);
+                let is_figure = text.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+                let alignment = if is_figure { CellAlignment::Right } else { CellAlignment::Left };
+                Cell::new(text).set_alignment(alignment)
+            }));
+        }
+        for column in table.column_iter_mut() {
+            column.set_padding((0, 2));
+        }
+        table
+    }
 }
 
 impl fmt::Display for Experiment {
@@ -55,12 +75,10 @@ impl fmt::Display for Experiment {
                 columns.push(key);
             }
         }
-        let cells = self.rows.iter().filter_map(Value::as_object).map(|row| {
-            columns.iter().map(|key| row.get(*key).map_or_else(String::new, format_cell)).collect()
-        });
-        let mut table = Table::new(columns.iter().copied());
-        cells.for_each(|row| table.row(row));
-        write!(f, "{table}")?;
+        // A column's padding would end each line with spaces.
+        for line in self.table(&columns).lines() {
+            writeln!(f, "{}", line.trim_end())?;
+        }
         for (name, value) in &self.figures {
             writeln!(f, "{name} = {}", format_number(*value))?;
         }
@@ -77,47 +95,6 @@ fn format_cell(value: &Value) -> String {
         Value::Number(n) => n.as_f64().map_or_else(|| n.to_string(), format_number),
         Value::Null => "-".to_owned(),
         other => other.to_string(),
-    }
-}
-
-/// A text table: a heading, rows, columns as wide as their widest cell.
-pub(crate) struct Table {
-    rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    /// A table with these column headings.
-    pub(crate) fn new<'a>(headings: impl IntoIterator<Item = &'a str>) -> Self {
-        Self { rows: vec![headings.into_iter().map(|h| h.replace('_', " ")).collect()] }
-    }
-
-    /// Adds a row.
-    pub(crate) fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = self.rows[0].len();
-        let width = |column: usize| {
-            self.rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max()
-        };
-        let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
-        for row in &self.rows {
-            let mut line = String::new();
-            for (cell, width) in row.iter().zip(&widths) {
-                // Names are aligned left, figures right.
-                let numeric = cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
-                if numeric {
-                    line.push_str(&format!("{cell:>width$}  "));
-                } else {
-                    line.push_str(&format!("{cell:<width$}  "));
-                }
-            }
-            writeln!(f, "{}", line.trim_end())?;
-        }
-        Ok(())
     }
 }
 

@@ -537,9 +537,8 @@ pub fn run(config: &AttachLatencyConfig) -> Result<Experiment, LabError> {
 fn report(by_transport: &[(IpcTransport, Vec<TransportMeasurement>)]) -> Experiment {
     let mut result = Experiment::new("attach-latency");
     for (transport, runs) in by_transport {
-        let median = |of: &dyn Fn(&TransportMeasurement) -> f64| {
-            crate::stats::median(&runs.iter().map(of).collect::<Vec<_>>())
-        };
+        let median =
+            |of: &dyn Fn(&TransportMeasurement) -> f64| crate::stats::median(runs.iter().map(of));
         let quantile = |q| median(&|run| run.round_trips_ns.value_at_quantile(q) as f64);
         let messages_per_s = median(&|run| run.messages_per_s).round();
         if *transport == IpcTransport::Daemon {

@@ -181,9 +181,7 @@ pub fn run(config: &GuardConfig) -> Result<Experiment, LabError> {
 fn conclude(config: &GuardConfig, runs: &[(GuardCase, Vec<GuardMeasurement>)]) -> Experiment {
     let mut result = Experiment::new("guard");
     for (case, runs) in runs {
-        let of = |figure: fn(&GuardMeasurement) -> f64| {
-            median(&runs.iter().map(figure).collect::<Vec<_>>())
-        };
+        let of = |figure: fn(&GuardMeasurement) -> f64| median(runs.iter().map(figure));
         let kept_share = of(GuardMeasurement::kept_share);
         result.rows.push(json!({
             "way": case.name,

@@ -336,7 +336,7 @@ mod tests {
         assert!(result.figures["interrupt_floor"] < 0.05, "{:?}", result.figures);
         assert!(result.figures["napi_floor"] < 0.7, "a dip lowers the floor: {:?}", result.figures);
         let picture = result.picture.expect("a picture");
-        assert!(picture.to_svg().contains("polled-feedback"));
+        assert!(picture.to_svg().unwrap().contains("polled-feedback"));
     }
 
     /// The published figure: polled with feedback keeps its peak on every number of cores.

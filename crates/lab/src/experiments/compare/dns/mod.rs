@@ -80,7 +80,7 @@ struct ServerResults {
 
 impl ServerResults {
     fn peak_pps(&self) -> f64 {
-        median(&self.figure_of_runs(|run| run.load.result.answered_pps))
+        median(self.figure_of_runs(|run| run.load.result.answered_pps))
     }
 
     fn figure_of_runs(&self, figure: impl Fn(&DnsMeasurement) -> f64) -> Vec<f64> {
@@ -98,9 +98,9 @@ impl ServerResults {
             "lowest": peaks.iter().copied().fold(f64::INFINITY, f64::min).round(),
             "highest": peaks.iter().copied().fold(0.0, f64::max).round(),
             "offered_per_s": self.best_offered_pps.round(),
-            "server_core_busy_percent": rounded(median(&self.figure_of_runs(|r| r.server_core.busy_percent))),
-            "of_it_softirq_percent": rounded(median(&self.figure_of_runs(|r| r.server_core.softirq_percent))),
-            "load_core_busy_percent": rounded(median(&self.figure_of_runs(|r| r.load_core.busy_percent))),
+            "server_core_busy_percent": rounded(median(self.figure_of_runs(|r| r.server_core.busy_percent))),
+            "of_it_softirq_percent": rounded(median(self.figure_of_runs(|r| r.server_core.softirq_percent))),
+            "load_core_busy_percent": rounded(median(self.figure_of_runs(|r| r.load_core.busy_percent))),
             "half_load_per_s": half_load.map(|run| run.load.result.sent_pps.round()),
             "half_load_p50_us": latency.map(|latency| rounded(latency.p50_us)),
             "half_load_p99_us": latency.map(|latency| rounded(latency.p99_us)),

@@ -260,7 +260,7 @@ fn over_testpmd(results: &[ForwardResults], link: &str, forwarder: Forwarder) ->
         .iter()
         .zip(&testpmd.runs)
         .map(|(own, io)| own / io);
-    Some(median(&ratios.collect::<Vec<_>>()))
+    Some(median(ratios))
 }
 
 fn conclude(results: &[ForwardResults], result: &mut Experiment) {

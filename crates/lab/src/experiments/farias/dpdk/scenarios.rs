@@ -75,9 +75,7 @@ fn measure(
 }
 
 fn row(point_results: &ScenarioResults) -> Value {
-    let of = |figure: fn(&TcpLoadReport) -> f64| {
-        median(&point_results.runs.iter().map(figure).collect::<Vec<_>>())
-    };
+    let of = |figure: fn(&TcpLoadReport) -> f64| median(point_results.runs.iter().map(figure));
     let rates = point_results.runs.iter().map(|run| run.requests_per_second);
     json!({
         "part": point_results.scenario.name(),

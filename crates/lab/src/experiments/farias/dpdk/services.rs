@@ -157,9 +157,7 @@ fn moderate_pps(max_pps: f64) -> f64 {
 
 fn conclude(results: &[ServiceResults], result: &mut Experiment) {
     for service_results in results {
-        let of = |figure: fn(&ServiceRun) -> f64| {
-            median(&service_results.runs.iter().map(figure).collect::<Vec<_>>())
-        };
+        let of = |figure: fn(&ServiceRun) -> f64| median(service_results.runs.iter().map(figure));
         let rates = service_results.runs.iter().map(|run| run.requests_per_second);
         result.rows.push(json!({
             "part": "services",

@@ -46,7 +46,7 @@ pub(super) struct Slowdown {
 
 impl Slowdown {
     pub(super) fn median(&self, of: impl Fn(&[f64; 2]) -> f64) -> f64 {
-        crate::stats::median(&self.runs.iter().map(of).collect::<Vec<_>>())
+        crate::stats::median(self.runs.iter().map(of))
     }
 
     /// Median loss of the other applications in percent.

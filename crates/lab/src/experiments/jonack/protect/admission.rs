@@ -182,7 +182,7 @@ fn count_evaluated_known(control: &Path) -> Result<Option<u64>, LabError> {
 
 impl PolicyResults {
     fn median(&self, figure: impl Fn(&AdmissionRun) -> f64) -> f64 {
-        median(&self.runs.iter().map(figure).collect::<Vec<_>>())
+        median(self.runs.iter().map(figure))
     }
 
     /// Names and values of the figures: the share of requests answered and, with admission control,

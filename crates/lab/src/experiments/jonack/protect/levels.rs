@@ -111,7 +111,7 @@ fn measure(
 
 impl LevelResults {
     fn median_at(&self, level: usize, figure: impl Fn(&LevelMeasurement) -> f64) -> f64 {
-        median(&self.measurements[level].iter().map(figure).collect::<Vec<_>>())
+        median(self.measurements[level].iter().map(figure))
     }
 
     fn levels(&self) -> std::ops::Range<usize> {

@@ -106,12 +106,12 @@ impl TimelineResults {
     /// was observed.
     pub(super) fn recovery_ms(&self) -> f64 {
         let of = |run: &TimelineRun| run.recovery_ms().unwrap_or(self.third_s * 1e3);
-        median(&self.runs.iter().map(of).collect::<Vec<_>>())
+        median(self.runs.iter().map(of))
     }
 
     pub(super) fn row(&self) -> Value {
         let each = |figure: &dyn Fn(&TimelineRun) -> f64| {
-            let value = median(&self.runs.iter().map(figure).collect::<Vec<_>>());
+            let value = median(self.runs.iter().map(figure));
             value.is_finite().then(|| (value * 1000.0).round() / 1000.0)
         };
         let during = |run: &TimelineRun, figure: fn(&[RequestRecord], f64, f64) -> f64| {

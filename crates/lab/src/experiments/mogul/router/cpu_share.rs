@@ -273,9 +273,7 @@ impl ShareResults {
     /// Medians at every load.
     fn points(&self) -> Vec<CpuShares> {
         let medians = |runs: &Vec<CpuShares>| {
-            let median_of = |figure: fn(&CpuShares) -> f64| {
-                median(&runs.iter().map(figure).collect::<Vec<_>>())
-            };
+            let median_of = |figure: fn(&CpuShares) -> f64| median(runs.iter().map(figure));
             CpuShares {
                 offered_pps: median_of(|run| run.offered_pps),
                 forwarded_pps: median_of(|run| run.forwarded_pps),
