@@ -2,16 +2,12 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{folder, netns, tracefs};
-
-/// Held for reading while something is created that [`remove_everything`] removes.
-static CREATING: RwLock<()> = RwLock::new(());
+use super::{ending, folder, netns, tracefs};
 
 /// Time for the processes of an experiment to end by themselves, so that servers restore their
 /// interfaces.
@@ -21,17 +17,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Name of restorer processes. They end by themselves, after the process for which they work.
 const RESTORER: &str = "tg-restorer";
 
-/// To be held while a process, a namespace or a file is created. Blocks forever once this process
-/// ends.
-pub(crate) fn creating() -> RwLockReadGuard<'static, ()> {
-    CREATING.read().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Ends all processes that this process has started, and removes its namespaces, temporary folders
 /// and trace instances. For a process that is about to end without dropping the owners; other
 /// threads can create nothing any more.
 pub fn remove_everything() {
-    std::mem::forget(CREATING.write().unwrap_or_else(PoisonError::into_inner));
+    ending::stop_creating();
     end_processes();
     // Processes whose parents had ended before may be in the namespaces.
     while netns::remove_own() > 0 {}

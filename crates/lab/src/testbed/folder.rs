@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use tempfile::{Builder, TempDir};
 
 use crate::error::LabError;
-use crate::testbed::cleanup;
+use crate::testbed::ending;
 
 /// Creates a folder that only the user of this process may read; removed on drop.
 ///
@@ -25,7 +25,7 @@ pub(crate) fn readable() -> Result<TempDir, LabError> {
 }
 
 fn with_mode(mode: u32) -> Result<TempDir, LabError> {
-    let _creating = cleanup::creating();
+    let _creating = ending::creating();
     let permissions = Permissions::from_mode(mode);
     let folder = Builder::new().prefix(&prefix()).permissions(permissions).tempdir();
     folder.map_err(LabError::io("cannot create a temporary folder"))

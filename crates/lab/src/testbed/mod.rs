@@ -7,6 +7,7 @@ pub mod cleanup;
 pub(crate) mod client;
 pub mod cpu;
 pub mod dns;
+pub(crate) mod ending;
 pub(crate) mod flood;
 pub(crate) mod folder;
 pub mod load;

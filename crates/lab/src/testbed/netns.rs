@@ -19,8 +19,8 @@ use rustix::thread::LinkNameSpaceType;
 use tidegate_wire::MacAddr;
 
 use crate::error::LabError;
-use crate::testbed::cleanup;
 use crate::testbed::cpu;
+use crate::testbed::ending;
 use crate::testbed::process::setpriv_arguments;
 use crate::testbed::sys;
 
@@ -150,7 +150,7 @@ impl Namespace {
     /// [`LabError::Permission`] without root, [`LabError::Missing`] without iproute2.
     pub fn new(label: &str) -> Result<Self, LabError> {
         let name = format!("{NAME_PREFIX}{}-{}-{label}", std::process::id(), next_unique_number());
-        let _creating = cleanup::creating();
+        let _creating = ending::creating();
         ip(&["netns", "add", &name])?;
         let namespace = Self { name };
         namespace.ip(&["link", "set", "lo", "up"])?;

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::error::LabError;
-use crate::testbed::cleanup;
+use crate::testbed::ending;
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ impl ServerProcess {
     /// If the process cannot be started.
     pub fn start(name: &str, command: &mut Command) -> Result<Self, LabError> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        let _creating = cleanup::creating();
+        let _creating = ending::creating();
         let mut child = command.spawn().map_err(LabError::io(format!("cannot start {name}")))?;
         let (ready, first_line) = mpsc::channel();
         let stdout = child.stdout.take();

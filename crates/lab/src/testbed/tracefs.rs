@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::LabError;
-use crate::testbed::cleanup;
+use crate::testbed::ending;
 
 const INSTANCES_FOLDER: &str = "/sys/kernel/tracing/instances";
 const INSTANCE_PREFIX: &str = "tidegate-";
@@ -25,7 +25,7 @@ impl TraceInstance {
     /// Time is counted in processor cycles; addresses are not hashed.
     pub(crate) fn new(buffer_kb: u32) -> Result<Self, LabError> {
         remove_stale();
-        let _creating = cleanup::creating();
+        let _creating = ending::creating();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = Path::new(INSTANCES_FOLDER)

@@ -31,7 +31,7 @@ use crate::LabError;
 use crate::testbed::cpu;
 use crate::testbed::programs;
 use crate::testbed::sys::UringStream;
-use crate::testbed::{cleanup, folder};
+use crate::testbed::{ending, folder};
 
 /// Message of 64 bytes; its first word is the message kind.
 const MESSAGE_WORDS: usize = 8;
@@ -391,7 +391,7 @@ fn start_peer(
 ) -> Result<PeerProcess, LabError> {
     let mut command = Command::new(programs::laboratory()?);
     command.args(["attach-latency", "--as-peer", transport.name(), "--cpu", &core.to_string()]);
-    let _creating = cleanup::creating();
+    let _creating = ending::creating();
     let child = command.stdin(input).stdout(output).spawn();
     Ok(PeerProcess(child.map_err(LabError::io("cannot start the peer"))?))
 }

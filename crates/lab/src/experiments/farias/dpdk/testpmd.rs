@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::LabError;
-use crate::testbed::cleanup;
+use crate::testbed::ending;
 
 /// The executable, and the Debian package that contains it.
 pub(super) const PROGRAM: &str = "dpdk-testpmd";
@@ -48,7 +48,7 @@ impl Testpmd {
         command.args(["--forward-mode=io", "--total-num-mbufs=16384"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let failed = || LabError::io(format!("cannot start {PROGRAM}"));
-        let _creating = cleanup::creating();
+        let _creating = ending::creating();
         let mut child = command.spawn().map_err(failed())?;
         let (Some(stdin), Some(out), Some(err)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::target::Behaviour;
 use crate::LabError;
-use crate::testbed::cleanup;
+use crate::testbed::ending;
 use crate::testbed::programs;
 
 /// Child process; killed and reaped on drop.
@@ -25,7 +25,7 @@ impl TargetProcess {
         let mut command = Command::new(programs::laboratory()?);
         command.args(["chaos", "--as-victim", behaviour.name(), "--socket"]).arg(socket);
         command.args(["--port", &port.to_string(), "--seed", &seed.to_string()]);
-        let _creating = cleanup::creating();
+        let _creating = ending::creating();
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         Ok(Self { child: child.map_err(LabError::io("cannot start a target process"))? })
     }
