@@ -70,17 +70,18 @@ bpf-check:
 
 # Model-checks the rings and queues: every interleaving.
 loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked --lib -p tidegate-memory --target-dir target/loom
+	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked --lib -p tidegate-memory -p tidegate-queues --target-dir target/loom
 
 # Checks the rings for undefined behaviour (needs a nightly toolchain with Miri).
 miri:
-	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked --lib -p tidegate-memory -- spsc queues shared
+	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked --lib -p tidegate-memory -- spsc shared
+	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked --lib -p tidegate-queues
 
 # Runs the receive queues under the thread sanitizer (needs a nightly toolchain with
 # rust-src).
 tsan:
 	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +nightly test --release -Zbuild-std \
-		--target x86_64-unknown-linux-gnu --target-dir target/tsan --lib -p tidegate-memory queues
+		--target x86_64-unknown-linux-gnu --target-dir target/tsan --lib -p tidegate-queues
 
 # Runs each fuzz target for two minutes (needs a nightly toolchain and cargo-fuzz).
 fuzz:

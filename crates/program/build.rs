@@ -8,8 +8,8 @@ use std::{env, fs, io};
 
 /// Parts of a crate that are compiled into it.
 const COMPILED: [&str; 5] = ["Cargo.toml", "build.rs", "src", "bpf", "dpdk"];
-/// Folder of the crate that the product does not contain.
-const LABORATORY: &str = "lab";
+/// Folders of the crates that only the laboratory uses.
+const LABORATORY: [&str; 3] = ["lab", "queues", "sim"];
 
 fn main() -> io::Result<()> {
     let own = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
@@ -17,7 +17,7 @@ fn main() -> io::Result<()> {
     let mut inputs = vec![crates.join("../Cargo.lock")];
     for entry in fs::read_dir(crates)? {
         let entry = entry?;
-        if entry.file_name() != LABORATORY {
+        if !LABORATORY.iter().any(|folder| entry.file_name() == *folder) {
             inputs.extend(COMPILED.map(|part| entry.path().join(part)));
         }
     }

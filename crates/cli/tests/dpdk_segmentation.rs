@@ -15,7 +15,7 @@ use std::time::Duration;
 use support::{SERVER_V4, SERVER_V6};
 use tidegate::device::dpdk::DpdkConfig;
 use tidegate::{FrameSize, Net, NetConfig, TcpListener};
-use tidegate_lab::netns::Namespace;
+use tidegate_lab::testbed::netns::Namespace;
 /// A stream to the kernel, on one connection of each family. The `net_tap` driver segments
 /// IPv4 only; segments that it does not cut reach the kernel as one packet.
 #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::{CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Server, Testbed, has_programs, is_root};
-use tidegate_lab::netns::Namespace;
+use tidegate_lab::testbed::netns::Namespace;
 
 /// Upper bound for any step on the slowest machine.
 const TIMEOUT: Duration = Duration::from_secs(60);

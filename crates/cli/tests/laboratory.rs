@@ -48,7 +48,7 @@ fn product_contains_nothing_of_the_laboratory() {
     let text = String::from_utf8_lossy(&output.stdout);
     let names: Vec<_> = text.lines().filter_map(|line| line.split(' ').next()).collect();
     assert!(names.contains(&"tidegate-load"), "{names:?}");
-    for name in ["tidegate-lab", "tidegate-sim"] {
+    for name in ["tidegate-lab", "tidegate-queues", "tidegate-sim"] {
         assert!(!names.contains(&name), "tidegate-cli depends on {name}");
     }
     // Symbols and source paths of a library have its name with underscores, or its folder.

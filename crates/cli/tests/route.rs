@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdout, Stdio};
 
 use serde_json::Value;
 use support::{has_programs, is_root, tidegate};
-use tidegate_lab::router::{
+use tidegate_lab::experiments::mogul::router::{
     LEFT_V4, LEFT_V6, RIGHT_V4, RIGHT_V6, ROUTER_LEFT, ROUTER_RIGHT, RouterTestbed,
 };
 
@@ -235,7 +235,7 @@ fn forwards_tcp_and_udp_intact() {
             });
             assert!(received == sent, "{} of {} bytes", received.len(), sent.len());
 
-            let socket = |end: &tidegate_lab::netns::VethEnd, address: &str| {
+            let socket = |end: &tidegate_lab::testbed::netns::VethEnd, address: &str| {
                 let bound = end.namespace.enter(|| std::net::UdpSocket::bind((address, 0)));
                 let socket = bound.unwrap().unwrap();
                 socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();

@@ -10,7 +10,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use support::running::Running;
 use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, files, url, wait_until, zone};
-use tidegate_lab::router::{RIGHT_V4, RIGHT_V6, RouterTestbed};
+use tidegate_lab::experiments::mogul::router::{RIGHT_V4, RIGHT_V6, RouterTestbed};
 
 impl Running {
     /// Checks that each thread has the user `nobody`, or `tidegate` if there is one, and nothing

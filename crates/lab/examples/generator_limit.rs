@@ -4,7 +4,7 @@
 //! `generator_limit [xdp|packet|kernel] [SECONDS]`, as root.
 
 use tidegate_lab::LabError;
-use tidegate_lab::netns::{VethConfig, VethPair};
+use tidegate_lab::testbed::netns::{VethConfig, VethPair};
 use tidegate_load::{LinkKind, LoadConfig, load_udp};
 
 fn main() -> Result<(), LabError> {

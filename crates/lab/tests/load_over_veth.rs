@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSock
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate_lab::load::{BpfClientConfig, load_tcp_with_bpf};
-use tidegate_lab::netns::{Namespace, VethConfig, VethPair};
-use tidegate_lab::{LabError, cpu};
+use tidegate_lab::LabError;
+use tidegate_lab::testbed::cpu;
+use tidegate_lab::testbed::load::{BpfClientConfig, load_tcp_with_bpf};
+use tidegate_lab::testbed::netns::{Namespace, VethConfig, VethPair};
 use tidegate_load::{
     ExpectedResponse, LinkKind, LoadConfig, LoadError, TcpLoadReport, Transaction, load_udp,
 };

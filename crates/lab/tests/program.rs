@@ -4,9 +4,11 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::{fails_with, is_root, laboratory, wait_until};
 
 /// A folder with the laboratory alone, as a link: the program finds its folder by its own path.
@@ -50,28 +52,66 @@ fn unknown_experiment_is_named() {
     fails_with(&["nothing"], &["nothing", "Usage"]);
 }
 
-/// An experiment that SIGTERM ends leaves no namespace behind.
+/// Processes of a group with their command lines, without those that have ended.
+fn processes_of_group(group: u32) -> Vec<String> {
+    let is_member = |id: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        // State, parent and group follow the name in parentheses.
+        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        !matches!(fields.next(), None | Some("Z")) && fields.nth(1) == Some(&group.to_string())
+    };
+    let ids = fs::read_dir("/proc").unwrap().flatten();
+    let ids = ids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_member);
+    ids.map(|id| fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap_or_default()).collect()
+}
+
+/// Names in a folder, if it exists.
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Runs an experiment until it has namespaces, files and other processes, ends it by `signal`, and
+/// checks that nothing of it is left.
+fn ends_without_a_trace(experiment: &[&str], signal: Signal) {
+    let folder = tempfile::tempdir().unwrap();
+    // Servers that give up root's rights read files of experiments.
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = Command::new(laboratory());
+    command.args(experiment).env("TMPDIR", folder.path()).process_group(0);
+    let mut lab = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let id = lab.id();
+    let owned = |name: &String, prefix: &str| name.starts_with(&format!("{prefix}{id}-"));
+    let netns = Path::new("/var/run/netns");
+    let namespaces = || names_in(netns).iter().filter(|name| owned(name, "tg-")).count();
+    let traces = || {
+        let instances = names_in(Path::new("/sys/kernel/tracing/instances"));
+        instances.iter().filter(|name| owned(name, "tidegate-")).count()
+    };
+    wait_until("the experiment has namespaces, files and processes", || {
+        let runs = processes_of_group(id).iter().any(|line| line.contains("tidegate\0"));
+        assert!(lab.try_wait().unwrap().is_none(), "the experiment has ended");
+        runs && namespaces() > 0 && !names_in(folder.path()).is_empty()
+    });
+    kill_process(Pid::from_child(&lab), signal).unwrap();
+    let status = lab.wait().unwrap();
+    assert_eq!(status.code(), Some(128 + signal.as_raw()), "{experiment:?}: {status}");
+    // A restorer ends by itself after its server.
+    wait_until("all processes have ended", || processes_of_group(id).is_empty());
+    assert_eq!((namespaces(), traces()), (0, 0), "{experiment:?}");
+    assert_eq!(names_in(folder.path()), [""; 0], "{experiment:?}");
+}
+
 #[test]
-fn lab_removes_its_namespaces_on_sigterm() {
-    if !is_root("lab namespaces") {
+fn sigint_and_sigterm_leave_nothing_behind() {
+    if !is_root("the end of an experiment") {
         return;
     }
-    let mut lab = Command::new(laboratory())
-        .args(["echo-latency", "--seconds", "600"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let prefix = format!("tg-{}-", lab.id());
-    let namespaces = || {
-        let entries = fs::read_dir("/var/run/netns").into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter(|name| name.starts_with(&prefix)).count()
-    };
-    wait_until("the experiment has its namespaces", || namespaces() > 0);
-    let pid = rustix::process::Pid::from_child(&lab);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let status = lab.wait().unwrap();
-    assert_eq!(status.code(), Some(143), "{status}");
-    assert_eq!(namespaces(), 0);
+    for signal in [Signal::INT, Signal::TERM] {
+        // Applications and a daemon that are killed and started all the time.
+        ends_without_a_trace(&["chaos", "--kills", "1000000"], signal);
+        // A server that is stopped, for which SIGTERM alone is too weak.
+        ends_without_a_trace(&["hostile", "--part", "left-behind", "--trials", "1000000"], signal);
+        ends_without_a_trace(&["dns", "--servers", "tidegate-xdp", "--no-verify"], signal);
+    }
 }

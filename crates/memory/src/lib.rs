@@ -1,7 +1,7 @@
 //! Packet buffers and rings.
 //!
 //! [`arena`] holds the frames that packets live in. [`spsc`] is a ring between one producer and
-//! one consumer; [`queues`] serve several of both. [`shared`] has memory and rings between
+//! one consumer. [`shared`] has memory and rings between
 //! processes. [`fifo`] is a queue with a single owner, [`doorbell`] wakes a sleeping thread,
 //! [`own_fd`] hides descriptors from a program, and [`trim_heap`] returns free memory to the kernel.
 
@@ -10,12 +10,13 @@ mod copy;
 pub mod doorbell;
 pub mod fifo;
 mod heap;
+pub mod lock_meter;
 mod mapping;
 pub mod own_fd;
-pub mod queues;
 pub mod shared;
 pub mod spsc;
 mod sync;
+mod ticks;
 
 pub use arena::{
     Arena, ArenaConfig, ArenaError, ArenaMemory, Checksum, Frame, FrameSize, HEADROOM_BYTES,

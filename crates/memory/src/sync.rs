@@ -5,28 +5,19 @@
 pub(crate) use loom::{
     cell::UnsafeCell,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence},
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
     },
 };
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence},
+    Arc,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
-/// Pauses for one iteration of a spin loop.
-#[inline]
-pub(crate) fn relax() {
-    #[cfg(loom)]
-    loom::thread::yield_now();
-    #[cfg(not(loom))]
-    std::hint::spin_loop();
-}
-
-/// Yields the processor while waiting; see [`relax`].
-#[inline]
+/// Yields the processor while a test waits.
+#[cfg(test)]
 pub(crate) fn yield_now() {
     #[cfg(loom)]
     loom::thread::yield_now();

@@ -1,48 +1,11 @@
 //! SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF"): the keyed hash
 //! function whose results peers may see.
 
+use siphasher::sip::SipHasher24;
+
 /// SipHash-2-4 of `bytes` under a key of two little-endian words.
-pub fn siphash(key: [u64; 2], bytes: &[u8]) -> u64 {
-    let [k0, k1] = key;
-    let mut v = [
-        k0 ^ 0x736f_6d65_7073_6575,
-        k1 ^ 0x646f_7261_6e64_6f6d,
-        k0 ^ 0x6c79_6765_6e65_7261,
-        k1 ^ 0x7465_6462_7974_6573,
-    ];
-    let (words, rest) = bytes.as_chunks::<8>();
-    for word in words {
-        absorb(&mut v, u64::from_le_bytes(*word));
-    }
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    last[7] = bytes.len() as u8;
-    absorb(&mut v, u64::from_le_bytes(last));
-    v[2] ^= 0xff;
-    for _ in 0..4 {
-        round(&mut v);
-    }
-    v[0] ^ v[1] ^ v[2] ^ v[3]
-}
-
-fn absorb(v: &mut [u64; 4], word: u64) {
-    v[3] ^= word;
-    round(v);
-    round(v);
-    v[0] ^= word;
-}
-
-fn round(v: &mut [u64; 4]) {
-    v[0] = v[0].wrapping_add(v[1]);
-    v[1] = v[1].rotate_left(13) ^ v[0];
-    v[0] = v[0].rotate_left(32);
-    v[2] = v[2].wrapping_add(v[3]);
-    v[3] = v[3].rotate_left(16) ^ v[2];
-    v[0] = v[0].wrapping_add(v[3]);
-    v[3] = v[3].rotate_left(21) ^ v[0];
-    v[2] = v[2].wrapping_add(v[1]);
-    v[1] = v[1].rotate_left(17) ^ v[2];
-    v[2] = v[2].rotate_left(32);
+pub fn siphash([k0, k1]: [u64; 2], bytes: &[u8]) -> u64 {
+    SipHasher24::new_with_keys(k0, k1).hash(bytes)
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub use tcp::{TcpListener, TcpStream};
 pub use tidegate_engine::{
     DeviceConfig, DeviceWrapper, EngineCounters, IdleConfig, NetConfig, OpenDevice, OpenError,
 };
-pub use tidegate_memory::queues::lock::LockStatistics;
+pub use tidegate_memory::lock_meter::LockStatistics;
 pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_stack::{
     AddressConflict, AddressOwnership, AddressProbe, CongestionControl, Counters, InPlaceRequest,

@@ -13,7 +13,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tidegate_lab::netns::{Namespace, VethConfig, VethPair};
+use tidegate_lab::testbed::netns::{Namespace, VethConfig, VethPair};
 
 pub const CLIENT_V4: &str = "10.9.0.1";
 pub const CLIENT_V6: &str = "fd00:9::1";

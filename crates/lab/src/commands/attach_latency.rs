@@ -1,7 +1,9 @@
 //! `tidegate lab attach-latency`.
 
 use clap::Args;
-use tidegate_lab::attach_latency::{AttachLatencyConfig, IpcTransport, run, run_peer};
+use tidegate_lab::experiments::diaz::attach_latency::{
+    AttachLatencyConfig, IpcTransport, run, run_peer,
+};
 
 use super::Output;
 use crate::Failure;

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use tidegate_lab::chaos::{Behaviour, ChaosConfig, TargetConfig, run, run_target};
+use tidegate_lab::experiments::faults::chaos::{
+    Behaviour, ChaosConfig, TargetConfig, run, run_target,
+};
 
 use super::Output;
 use crate::Failure;

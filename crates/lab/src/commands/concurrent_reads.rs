@@ -1,7 +1,7 @@
 //! `tidegate lab concurrent-reads`.
 
 use clap::Args;
-use tidegate_lab::concurrent_reads;
+use tidegate_lab::experiments::rivera::concurrent_reads;
 
 use super::PlotOutput;
 use crate::Failure;

@@ -1,7 +1,7 @@
 //! `tidegate lab cpu-share`.
 
 use clap::Args;
-use tidegate_lab::router::cpu_share;
+use tidegate_lab::experiments::mogul::router::cpu_share;
 
 use super::{Measure, PlotOutput};
 use crate::Failure;

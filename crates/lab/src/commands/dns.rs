@@ -1,7 +1,8 @@
 //! `tidegate lab dns`.
 
 use clap::Args;
-use tidegate_lab::dns;
+use tidegate_lab::experiments::compare::dns;
+use tidegate_lab::testbed::dns::servers::ServerKind;
 
 use super::{Measure, Output};
 use crate::Failure;
@@ -15,7 +16,7 @@ pub(crate) struct DnsLab {
     measure: Measure,
     /// DNS servers to measure [default: all]
     #[arg(long, value_name = "SERVER", value_delimiter = ',')]
-    servers: Vec<dns::servers::ServerKind>,
+    servers: Vec<ServerKind>,
     /// Number of names in the zone
     #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
     names: u64,

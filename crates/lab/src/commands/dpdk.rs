@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use tidegate_lab::dpdk::{DpdkLabConfig, ForwardConfig, forward, run};
+use tidegate_lab::experiments::farias::dpdk::{DpdkLabConfig, ForwardConfig, forward, run};
 
 use super::{Measure, PlotOutput};
 use crate::Failure;

@@ -1,7 +1,7 @@
 //! `tidegate lab echo-cost`.
 
 use clap::Args;
-use tidegate_lab::echo_cost;
+use tidegate_lab::experiments::compare::echo_cost;
 
 use super::Output;
 use crate::Failure;

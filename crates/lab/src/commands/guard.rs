@@ -1,7 +1,7 @@
 //! `tidegate lab guard`.
 
 use clap::Args;
-use tidegate_lab::guard;
+use tidegate_lab::experiments::jonack::guard;
 
 use super::{Measure, Output};
 use crate::Failure;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tidegate_lab::hostile::{
+use tidegate_lab::experiments::faults::hostile::{
     Attack, AttackerConfig, HostileConfig, HostilePart, run, run_attacker,
 };
 

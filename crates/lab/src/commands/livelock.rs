@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tidegate_lab::livelock::raw_receiver::{RawReceiverConfig, run_raw_receiver};
-use tidegate_lab::{dns, livelock};
+use tidegate_lab::experiments::mogul::livelock;
+use tidegate_lab::testbed::dns::servers::ServerKind;
+use tidegate_lab::testbed::raw_receiver::{RawReceiverConfig, run_raw_receiver};
 
 use super::{Measure, PlotOutput};
 use crate::Failure;
@@ -26,7 +27,7 @@ pub(crate) struct LivelockLab {
     transports: Vec<String>,
     /// DNS servers to measure [default: tidegate-xdp,nsd,knot,knot-xdp]
     #[arg(long, value_name = "SERVER", value_delimiter = ',', conflicts_with = "no_dns")]
-    dns: Vec<dns::servers::ServerKind>,
+    dns: Vec<ServerKind>,
     /// Measure no DNS servers
     #[arg(long)]
     no_dns: bool,

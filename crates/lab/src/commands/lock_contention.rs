@@ -1,7 +1,7 @@
 //! `tidegate lab lock-contention`.
 
 use clap::Args;
-use tidegate_lab::{contention, lock_contention};
+use tidegate_lab::experiments::rivera::{kernel_locks, lock_contention};
 
 use super::PlotOutput;
 use crate::Failure;
@@ -30,7 +30,7 @@ impl LockContentionLab {
     pub(super) fn run(self) -> Result<(), Failure> {
         let (packets_per_reader, readers) = (self.packets, self.readers);
         let result = if self.kernel {
-            contention::run(&contention::ContentionConfig { packets_per_reader, readers })?
+            kernel_locks::run(&kernel_locks::ContentionConfig { packets_per_reader, readers })?
         } else {
             let runs = self.runs;
             lock_contention::run(&lock_contention::LockContentionConfig {

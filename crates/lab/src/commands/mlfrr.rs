@@ -1,7 +1,7 @@
 //! `tidegate lab mlfrr`.
 
 use clap::Args;
-use tidegate_lab::mlfrr;
+use tidegate_lab::experiments::jonack::mlfrr;
 
 use super::Output;
 use crate::Failure;

@@ -30,7 +30,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tidegate_lab::{Experiment, netns};
+use tidegate_lab::Experiment;
+use tidegate_lab::testbed::cleanup;
 
 use crate::Failure;
 use crate::output::print;
@@ -127,8 +128,8 @@ pub(crate) enum Lab {
     PapersLivelock(papers_livelock::PapersLivelockLab),
 }
 
-/// Does `work`. SIGINT, SIGTERM and SIGHUP end the process before, without its namespaces and the
-/// processes in them.
+/// Does `work`. SIGINT, SIGTERM and SIGHUP end the process before, and leave no namespace, process
+/// or file of the experiment.
 pub(crate) fn clean_up_on_signal(
     work: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
@@ -138,8 +139,7 @@ pub(crate) fn clean_up_on_signal(
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         if let Some(signal) = signals.forever().next() {
             ending.store(true, Ordering::Release);
-            // The experiment may still create some.
-            while netns::remove_own() > 0 {}
+            cleanup::remove_everything();
             // As a shell reports a command that a signal has ended.
             std::process::exit(128 + signal);
         }
@@ -161,15 +161,21 @@ impl Lab {
         match self {
             Lab::Dns(lab) => lab.run(),
             Lab::EchoCost(lab) => lab.run(),
-            Lab::EchoThroughput(lab) => lab.run(tidegate_lab::tcp::echo::run_throughput),
-            Lab::EchoMessageSize(lab) => lab.run(tidegate_lab::tcp::echo::run_message_size),
-            Lab::EchoLatency(lab) => lab.run(tidegate_lab::tcp::echo::run_latency),
-            Lab::Bulk(lab) => lab.run(tidegate_lab::tcp::bulk::run),
+            Lab::EchoThroughput(lab) => {
+                lab.run(tidegate_lab::experiments::farias::echo::run_throughput)
+            }
+            Lab::EchoMessageSize(lab) => {
+                lab.run(tidegate_lab::experiments::farias::echo::run_message_size)
+            }
+            Lab::EchoLatency(lab) => lab.run(tidegate_lab::experiments::farias::echo::run_latency),
+            Lab::Bulk(lab) => lab.run(tidegate_lab::experiments::compare::bulk::run),
             Lab::Connections(lab) => lab.run(),
-            Lab::SynFlood(lab) => lab.run(tidegate_lab::tcp::syn_flood::run),
-            Lab::Apps(lab) => lab.run(tidegate_lab::apps::throughput::run),
+            Lab::SynFlood(lab) => lab.run(tidegate_lab::experiments::compare::syn_flood::run),
+            Lab::Apps(lab) => lab.run(tidegate_lab::experiments::compare::apps::run),
             Lab::Noisy(lab) => lab.run(),
-            Lab::ContextSwitches(lab) => lab.run(tidegate_lab::apps::context_switches::run),
+            Lab::ContextSwitches(lab) => {
+                lab.run(tidegate_lab::experiments::diaz::context_switches::run)
+            }
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
             Lab::ReceiveQueues(lab) => lab.run(),

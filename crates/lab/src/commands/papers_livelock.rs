@@ -1,7 +1,7 @@
 //! `tidegate lab papers-livelock`.
 
 use clap::Args;
-use tidegate_lab::papers;
+use tidegate_lab::experiments::simulated::papers;
 
 use super::PlotOutput;
 use crate::Failure;

@@ -1,7 +1,7 @@
 //! `tidegate lab protect`.
 
 use clap::{Args, ValueEnum};
-use tidegate_lab::protect;
+use tidegate_lab::experiments::jonack::protect;
 
 use super::{Measure, PlotOutput};
 use crate::Failure;

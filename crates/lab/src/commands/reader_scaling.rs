@@ -1,7 +1,7 @@
 //! `tidegate lab reader-scaling`.
 
 use clap::Args;
-use tidegate_lab::reader_scaling;
+use tidegate_lab::experiments::rivera::reader_scaling;
 
 use super::{Measure, PlotOutput};
 use crate::Failure;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidegate_lab::receive_queues;
+use tidegate_lab::experiments::rivera::receive_queues;
 
 use super::PlotOutput;
 use crate::Failure;

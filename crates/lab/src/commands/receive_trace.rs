@@ -1,7 +1,7 @@
 //! `tidegate lab receive-trace`.
 
 use clap::Args;
-use tidegate_lab::receive_trace;
+use tidegate_lab::experiments::rivera::receive_trace;
 
 use super::PlotOutput;
 use crate::Failure;

@@ -1,7 +1,7 @@
 //! `tidegate lab router`.
 
 use clap::Args;
-use tidegate_lab::router;
+use tidegate_lab::experiments::mogul::router;
 
 use super::{Measure, PlotOutput};
 use crate::Failure;

@@ -1,7 +1,7 @@
 //! `tidegate lab soak`.
 
 use clap::Args;
-use tidegate_lab::soak;
+use tidegate_lab::experiments::faults::soak;
 
 use super::Output;
 use crate::Failure;

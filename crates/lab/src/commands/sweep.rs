@@ -1,7 +1,7 @@
 //! `tidegate lab sweep`.
 
 use clap::Args;
-use tidegate_lab::sweep;
+use tidegate_lab::experiments::simulated::sweep;
 
 use super::PlotOutput;
 use crate::Failure;

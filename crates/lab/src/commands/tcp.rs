@@ -2,8 +2,9 @@
 //! `syn-flood`, `apps`, `noisy`, `context-switches`.
 
 use clap::Args;
-use tidegate_lab::apps::{echo_server, noisy};
-use tidegate_lab::tcp::{TcpLabConfig, connections};
+use tidegate_lab::experiments::compare::{connections, noisy};
+use tidegate_lab::testbed::apps::echo_server;
+use tidegate_lab::testbed::tcp::TcpLabConfig;
 use tidegate_lab::{Experiment, LabError};
 
 use super::{Measure, Output};

@@ -10,7 +10,7 @@ use tidegate_device::{Capabilities, DeviceCounters};
 use tidegate_engine::{self as engine, EngineCounters, NetConfig, OpenError};
 use tidegate_gate::admission::{self, ClassCounters};
 use tidegate_gate::{GateCounters, Settings};
-use tidegate_memory::queues::lock::LockStatistics;
+use tidegate_memory::lock_meter::LockStatistics;
 #[cfg(feature = "attach")]
 use tidegate_service::attachment::Attachment;
 use tidegate_stack::{Counters, OwnAddresses, UdpId};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_engine::{Engine, PortClaims};
 use tidegate_memory::Doorbell;
-use tidegate_memory::queues::lock::LockMeter;
+use tidegate_memory::lock_meter::LockMeter;
 use tidegate_stack::{Event, OwnAddresses, UdpId};
 
 use super::reader_groups::ReaderGroups;

@@ -10,7 +10,7 @@ use tidegate_engine::{
     self as engine, Engine, IdleDetector, IdleStep, PortClaims, PriorityBoost, SleepPlan, WakeFds,
 };
 use tidegate_memory::Doorbell;
-use tidegate_memory::queues::lock::{ContentionStart, LockMeter};
+use tidegate_memory::lock_meter::{ContentionStart, LockMeter};
 
 use super::core::EmbeddedCore;
 use crate::backend::guard::StackGuard;

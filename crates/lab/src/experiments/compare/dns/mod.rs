@@ -1,0 +1,340 @@
+//! The experiment `dns`: peak answer rates of DNS servers on the same wire.
+//!
+//! One veth pair joins two network namespaces. The server has one core, which does all of its
+//! work including receive processing; the load generator has another core. For each server a
+//! search finds the offered load with the highest answer rate. That load is then measured
+//! several times, the servers taking turns.
+
+pub mod peak_search;
+pub mod verify;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tidegate_load::{LinkKind, format_number};
+
+use crate::error::LabError;
+use crate::report::experiment::Experiment;
+use crate::stats::median;
+use crate::testbed::cpu;
+use crate::testbed::dns::servers::{self, ServerKind};
+use crate::testbed::dns::{DnsMeasurement, DnsTestbed};
+use crate::testbed::netns;
+use peak_search::{LoadPoint, PeakSearch};
+use verify::Answers;
+
+/// Configuration of the experiment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DnsConfig {
+    /// Servers to measure. NSD is always the reference for correct answers, listed or not.
+    pub servers: Vec<ServerKind>,
+    /// Names in the zone; each name is queried.
+    pub names: u64,
+    /// Duration of the measurement at each load, in seconds.
+    pub seconds: f64,
+    /// Measurements of each server at its best load; the median counts.
+    pub repeats: usize,
+    /// First offered load and the step of the search, in requests per second.
+    pub step_pps: f64,
+    /// Highest offered load, in requests per second.
+    pub ceiling_pps: f64,
+    /// Compare every answer with NSD's.
+    pub verify: bool,
+    /// Core of the server.
+    pub server_core: usize,
+    /// Core of the load generator.
+    pub load_core: usize,
+}
+
+impl Default for DnsConfig {
+    fn default() -> Self {
+        Self {
+            servers: ServerKind::COMPARED.to_vec(),
+            names: 100_000,
+            seconds: 2.0,
+            repeats: 5,
+            step_pps: 100_000.0,
+            ceiling_pps: 2_000_000.0,
+            verify: true,
+            server_core: 1,
+            load_core: 0,
+        }
+    }
+}
+
+impl DnsConfig {
+    /// Shorter measurements and fewer repeats, for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { seconds: 0.5, repeats: 3, ..self }
+    }
+}
+
+/// Results of one server.
+struct ServerResults {
+    kind: ServerKind,
+    best_offered_pps: f64,
+    runs: Vec<DnsMeasurement>,
+    half_load: Option<DnsMeasurement>,
+}
+
+impl ServerResults {
+    fn peak_pps(&self) -> f64 {
+        median(self.figure_of_runs(|run| run.load.result.answered_pps))
+    }
+
+    fn figure_of_runs(&self, figure: impl Fn(&DnsMeasurement) -> f64) -> Vec<f64> {
+        self.runs.iter().map(figure).collect()
+    }
+
+    fn row(&self) -> Value {
+        let half_load = self.half_load.as_ref();
+        let latency = half_load.map(|run| run.load.result.latency);
+        let peaks = self.figure_of_runs(|run| run.load.result.answered_pps);
+        let rounded = |value: f64| (value * 10.0).round() / 10.0;
+        json!({
+            "server": self.kind.name(),
+            "answers_per_s": self.peak_pps().round(),
+            "lowest": peaks.iter().copied().fold(f64::INFINITY, f64::min).round(),
+            "highest": peaks.iter().copied().fold(0.0, f64::max).round(),
+            "offered_per_s": self.best_offered_pps.round(),
+            "server_core_busy_percent": rounded(median(self.figure_of_runs(|r| r.server_core.busy_percent))),
+            "of_it_softirq_percent": rounded(median(self.figure_of_runs(|r| r.server_core.softirq_percent))),
+            "load_core_busy_percent": rounded(median(self.figure_of_runs(|r| r.load_core.busy_percent))),
+            "half_load_per_s": half_load.map(|run| run.load.result.sent_pps.round()),
+            "half_load_p50_us": latency.map(|latency| rounded(latency.p50_us)),
+            "half_load_p99_us": latency.map(|latency| rounded(latency.p99_us)),
+            "half_load_server_core_busy_percent":
+                half_load.map(|run| rounded(run.server_core.busy_percent)),
+        })
+    }
+}
+
+/// Runs the experiment. Reports progress on standard error.
+///
+/// # Errors
+/// When there is only one core, a namespace cannot be created, a server is not installed or
+/// does not start, or the load cannot be sent.
+pub fn run(config: &DnsConfig) -> Result<Experiment, LabError> {
+    check_config(config)?;
+    for name in netns::remove_stale()? {
+        eprintln!("removed namespace {name} of a process that no longer exists");
+    }
+    let testbed =
+        DnsTestbed::new(config.names, config.server_core, config.load_core, LinkKind::Xdp)?;
+    let mut result = Experiment::new("dns");
+    describe(config, &mut result);
+    if config.verify {
+        verify_answers(config, &testbed, &mut result)?;
+    }
+    let mut results = Vec::new();
+    for &kind in &config.servers {
+        results.push(find_peak(config, &testbed, kind)?);
+    }
+    for repeat in 1..=config.repeats {
+        for server_results in &mut results {
+            let server = testbed.start(server_results.kind)?;
+            let run =
+                testbed.measure(&server, Some(server_results.best_offered_pps), config.seconds)?;
+            let answered = format_number(run.load.result.answered_pps.round());
+            eprintln!("{:<16} repeat {repeat}: {answered} answers/s", server_results.kind.name());
+            server_results.runs.push(run);
+        }
+    }
+    for server_results in &mut results {
+        let server = testbed.start(server_results.kind)?;
+        server_results.half_load = Some(testbed.measure(
+            &server,
+            Some(server_results.peak_pps() / 2.0),
+            config.seconds,
+        )?);
+    }
+    conclude(&results, &mut result);
+    Ok(result)
+}
+
+fn check_config(config: &DnsConfig) -> Result<(), LabError> {
+    let cores = cpu::available_cores();
+    if cores < 2 || config.server_core == config.load_core {
+        return Err(LabError::Config(format!(
+            "one core must run the server, another the generator; {cores} available"
+        )));
+    }
+    let is_valid = config.seconds > 0.0 && config.step_pps > 0.0 && config.names > 0;
+    if !is_valid || config.repeats == 0 || config.servers.is_empty() {
+        return Err(LabError::Config(
+            "seconds, step, names, repeats and servers must all be above zero".into(),
+        ));
+    }
+    // Checked first, before minutes are spent on the other servers.
+    for kind in &config.servers {
+        match kind {
+            ServerKind::Knot | ServerKind::KnotXdp => servers::check_installed("knotd", "knot")?,
+            ServerKind::Nsd => servers::check_installed("nsd", "nsd")?,
+            _ => {}
+        }
+    }
+    if config.verify { servers::check_installed("nsd", "nsd") } else { Ok(()) }
+}
+
+fn describe(config: &DnsConfig, result: &mut Experiment) {
+    let (server, load) = (config.server_core, config.load_core);
+    result.note(format!(
+        "core {server} runs the server with all its receive processing; core {load} runs the \
+         load generator (AF_XDP, open loop), and a thread on it receives the replies"
+    ));
+    result.note(format!(
+        "tidegate-xdp: native AF_XDP, busy-polls its veth on core {server}; knot-xdp: native XDP, \
+         a timer on core {server} polls the veth every 20 us, as a coalescing NIC would; kernel \
+         sockets (tidegate-kernel, knot, nsd): RPS moves receive processing to core {server}"
+    ));
+    result.note(format!(
+        "{} names, one query each, EDNS 1232; {} measurements of {} s at each server's best \
+         offered load, servers taking turns; the median counts",
+        config.names, config.repeats, config.seconds
+    ));
+}
+
+fn find_peak(
+    config: &DnsConfig,
+    testbed: &DnsTestbed,
+    kind: ServerKind,
+) -> Result<ServerResults, LabError> {
+    let server = testbed.start(kind)?;
+    if !server.detail.is_empty() {
+        eprintln!("{:<16} {}", kind.name(), server.detail);
+    }
+    let mut search = PeakSearch::new(config.step_pps, config.ceiling_pps);
+    while let Some(offered_pps) = search.next_load() {
+        let run = testbed.measure(&server, Some(offered_pps), config.seconds.min(1.0))?;
+        let load = &run.load.result;
+        eprintln!(
+            "{:<16} offered {:>10}/s  answered {:>10}/s  p50 {:>8.1} us  p99 {:>8.1} us  cores: \
+             server {:>3.0} %, load {:>3.0} %{}",
+            kind.name(),
+            format_number(offered_pps),
+            format_number(load.answered_pps.round()),
+            load.latency.p50_us,
+            load.latency.p99_us,
+            run.server_core.busy_percent,
+            run.load_core.busy_percent,
+            if load.generator_behind { "  (generator behind schedule)" } else { "" },
+        );
+        search.record(LoadPoint { offered_pps, answered_pps: load.answered_pps });
+    }
+    let best_offered_pps = search.best().map_or(config.step_pps, |best| best.offered_pps);
+    Ok(ServerResults { kind, best_offered_pps, runs: Vec::new(), half_load: None })
+}
+
+fn verify_answers(
+    config: &DnsConfig,
+    testbed: &DnsTestbed,
+    result: &mut Experiment,
+) -> Result<(), LabError> {
+    let answers_of = |kind: ServerKind| -> Result<Answers, LabError> {
+        eprintln!("{:<16} querying all {} names", kind.name(), config.names);
+        verify::collect(testbed, &testbed.start(kind)?)
+    };
+    let expected = answers_of(ServerKind::Nsd)?;
+    let mut wrong = 0;
+    let tidegate = [ServerKind::TidegateXdp, ServerKind::TidegateKernel];
+    for kind in tidegate.into_iter().filter(|kind| config.servers.contains(kind)) {
+        let comparison = verify::compare_all(&expected, &answers_of(kind)?);
+        eprintln!("{:<16} {} answers are wrong", kind.name(), comparison.wrong_count());
+        result.note(format!(
+            "{}: {} answers compared with NSD's, {} different, {} missing",
+            kind.name(),
+            comparison.compared,
+            comparison.different,
+            comparison.unanswered
+        ));
+        comparison.examples.iter().for_each(|example| result.note(example.clone()));
+        wrong += comparison.wrong_count();
+    }
+    result.figure("wrong_answers", wrong as f64);
+    Ok(())
+}
+
+/// Columns of the printed table; the JSON has more.
+const COLUMNS: [&str; 8] = [
+    "server",
+    "answers_per_s",
+    "lowest",
+    "highest",
+    "offered_per_s",
+    "server_core_busy_percent",
+    "half_load_p50_us",
+    "half_load_p99_us",
+];
+
+fn conclude(results: &[ServerResults], result: &mut Experiment) {
+    let peak = |kind| {
+        results
+            .iter()
+            .find(|server_results| server_results.kind == kind)
+            .map(ServerResults::peak_pps)
+    };
+    if let Some(tidegate) = peak(ServerKind::TidegateXdp) {
+        result.figure("tidegate_qps", tidegate.round());
+        let ratios = [
+            ("qps_ratio", ServerKind::TidegateKernel),
+            ("knot_xdp_ratio", ServerKind::KnotXdp),
+            ("knot_ratio", ServerKind::Knot),
+            ("nsd_ratio", ServerKind::Nsd),
+        ];
+        for (name, kind) in ratios {
+            if let Some(other) = peak(kind).filter(|other| *other > 0.0) {
+                result.figure(name, (tidegate / other * 1000.0).round() / 1000.0);
+            }
+        }
+    }
+    let limited = |server_results: &&ServerResults| {
+        server_results.runs.iter().any(|run| run.load.result.generator_behind)
+    };
+    for server_results in results.iter().filter(limited) {
+        result.note(format!("{}: limited by the load generator", server_results.kind.name()));
+    }
+    result.rows = results.iter().map(ServerResults::row).collect();
+    result.columns = COLUMNS.to_vec();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejects_invalid_configuration() {
+        let same = DnsConfig { load_core: 1, ..DnsConfig::default() };
+        assert!(check_config(&same).unwrap_err().to_string().contains("another the generator"));
+        let none = DnsConfig { repeats: 0, ..DnsConfig::default() };
+        assert!(check_config(&none).is_err());
+    }
+
+    #[test]
+    fn compares_medians() {
+        let run = |answered_pps: f64| DnsMeasurement {
+            load: tidegate_load::LoadReport {
+                line: String::new(),
+                port_drops: Vec::new(),
+                result: tidegate_load::LoadResult { answered_pps, ..Default::default() },
+            },
+            server_core: Default::default(),
+            load_core: Default::default(),
+        };
+        let found = |kind, rates: [f64; 3]| ServerResults {
+            kind,
+            best_offered_pps: 1.0,
+            runs: rates.map(run).into(),
+            half_load: None,
+        };
+        let all = [
+            found(ServerKind::TidegateXdp, [600.0, 300.0, 500.0]),
+            found(ServerKind::TidegateKernel, [200.0, 250.0, 900.0]),
+        ];
+        let mut result = Experiment::new("dns");
+        conclude(&all, &mut result);
+        assert_eq!(result.figures["qps_ratio"], 2.0);
+        assert!(!result.figures.contains_key("knot_xdp_ratio"));
+        assert_eq!(result.rows[0]["highest"], 600.0);
+    }
+}

@@ -1,0 +1,9 @@
+//! Comparisons with other servers and with the kernel, beyond those of the papers.
+
+pub mod apps;
+pub mod bulk;
+pub mod connections;
+pub mod dns;
+pub mod echo_cost;
+pub mod noisy;
+pub mod syn_flood;

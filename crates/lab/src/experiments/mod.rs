@@ -1,0 +1,12 @@
+//! Experiments: a folder for each paper, comparisons with other servers and with the kernel, faults
+//! and attacks, and simulations.
+
+pub mod compare;
+pub mod diaz;
+pub mod farias;
+pub mod faults;
+pub mod goodput_curve;
+pub mod jonack;
+pub mod mogul;
+pub mod rivera;
+pub mod simulated;

@@ -1,0 +1,124 @@
+//! Result of an experiment: figures, table rows, notes and a picture.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{Cell, CellAlignment, Table};
+use serde::Serialize;
+use serde_json::Value;
+use tidegate_load::format_number;
+
+use crate::report::plot::Picture;
+
+/// The result of one experiment: figures to compare with a target, rows of a table, notes on
+/// the method of measurement.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Experiment {
+    /// Name of the experiment, as on the command line: `dns`, `echo-cost`.
+    pub experiment: String,
+    /// The figures by name.
+    pub figures: BTreeMap<String, f64>,
+    /// Rows of the table: one JSON object each, keys in any order.
+    pub rows: Vec<Value>,
+    /// Notes on the method: the task of each core, known omissions.
+    pub notes: Vec<String>,
+    /// Columns of the printed table; empty prints every key of the rows.
+    #[serde(skip)]
+    pub columns: Vec<&'static str>,
+    /// Charts of the result, if any.
+    #[serde(skip)]
+    pub picture: Option<Picture>,
+}
+
+impl Experiment {
+    /// An empty result for the experiment `name`.
+    pub fn new(name: &str) -> Self {
+        Self { experiment: name.to_owned(), ..Self::default() }
+    }
+
+    /// Sets a figure.
+    pub fn figure(&mut self, name: &str, value: f64) {
+        self.figures.insert(name.to_owned(), value);
+    }
+
+    /// Adds a note.
+    pub fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    /// The rows as a table with a heading. Figures are aligned right.
+    fn table(&self, columns: &[&str]) -> Table {
+        let mut table = Table::new();
+        table.load_preset(NOTHING).set_header(columns.iter().map(|name| name.replace('_', " ")));
+        for row in self.rows.iter().filter_map(Value::as_object) {
+            table.add_row(columns.iter().map(|key| {
+                let text = row.get(*key).map_or_else(String::new, format_cell);
+                let is_figure = text.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+                let alignment = if is_figure { CellAlignment::Right } else { CellAlignment::Left };
+                Cell::new(text).set_alignment(alignment)
+            }));
+        }
+        for column in table.column_iter_mut() {
+            column.set_padding((0, 2));
+        }
+        table
+    }
+}
+
+impl fmt::Display for Experiment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut columns: Vec<&str> = self.columns.clone();
+        let keys = self.rows.iter().filter_map(Value::as_object).flat_map(|row| row.keys());
+        for key in keys.filter(|_| self.columns.is_empty()) {
+            if !columns.contains(&key.as_str()) {
+                columns.push(key);
+            }
+        }
+        // A column's padding would end each line with spaces.
+        for line in self.table(&columns).lines() {
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        for (name, value) in &self.figures {
+            writeln!(f, "{name} = {}", format_number(*value))?;
+        }
+        for note in &self.notes {
+            writeln!(f, "note: {note}")?;
+        }
+        Ok(())
+    }
+}
+
+fn format_cell(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Number(n) => n.as_f64().map_or_else(|| n.to_string(), format_number),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn prints_every_column_and_figure() {
+        let mut result = Experiment::new("dns");
+        result.rows.push(json!({"server": "nsd", "qps": 1000}));
+        result.rows.push(json!({"server": "knot", "cpu": null}));
+        result.figure("qps_ratio", 1.75);
+        result.note("core 1 serves");
+        result.columns = vec!["server", "qps"];
+        assert!(!result.to_string().contains("cpu"), "only the columns asked for");
+        result.columns.clear();
+        let text = result.to_string();
+        for part in ["server", "qps", "1,000", "cpu", "qps_ratio = 1.75", "note: core 1 serves"] {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        let json = serde_json::to_value(&result).unwrap();
+        assert_eq!(json["experiment"], "dns");
+        assert_eq!(json["figures"]["qps_ratio"], 1.75);
+    }
+}

@@ -1,0 +1,31 @@
+//! Statistics of measurements.
+
+use std::borrow::Borrow;
+
+/// Median; of an even number of values, the mean of the two in the middle. 0 without values.
+pub fn median<T: Borrow<f64>>(values: impl IntoIterator<Item = T>) -> f64 {
+    let mut sorted: Vec<f64> = values.into_iter().map(|value| *value.borrow()).collect();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}
+
+/// Rounds to hundredths, for display.
+pub(crate) fn round_to_hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_of_odd_and_even_counts() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0].iter()), 2.5);
+        assert_eq!(median([0.0; 0]), 0.0);
+    }
+}

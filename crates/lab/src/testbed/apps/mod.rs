@@ -1,0 +1,363 @@
+//! Testbed: a veth pair, two cores, and an application on one of several stacks.
+
+pub(crate) mod application;
+pub mod echo_server;
+pub(crate) mod packaged_load;
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tidegate_load::{ExpectedResponse, LinkKind, TcpLoadConfig, TcpLoadReport, Transaction};
+
+use crate::error::LabError;
+use crate::testbed::apps::application::Application;
+use crate::testbed::cpu::CoreTicks;
+use crate::testbed::flood::{
+    CLIENT_ADDRESS, FloodTestbed, KERNEL_ADDRESS, PREFIX_BITS, Receiver, TIDEGATE_ADDRESS,
+};
+use crate::testbed::folder;
+use crate::testbed::load::{BpfClientConfig, load_tcp_with_bpf};
+use crate::testbed::process::ServerProcess;
+use crate::testbed::programs;
+
+/// File name of the daemon's socket in its folder.
+const SOCKET_FILE: &str = "daemon.sock";
+/// Source address of a load that runs on its own stack.
+const CLIENT_STACK_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 100);
+/// First source port of the load; below the kernel's ephemeral port range.
+const FIRST_CLIENT_PORT: u16 = 20_000;
+/// Maximum time for an application to reply to one request.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Stack that serves an application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StackKind {
+    /// Kernel stack, with receive work in softirqs where Linux puts them: on a veth pair, the
+    /// sender's core.
+    KernelSoftirq,
+    /// Kernel stack, with receive packet steering (RPS) to the server's core. The driver's work
+    /// and coalescing (GRO) stay on the sender's core.
+    Kernel,
+    /// Kernel stack, with the device's NAPI context in a thread on the server's core.
+    KernelThread,
+    /// Stack embedded in the application's process.
+    Embedded,
+    /// Stack of the daemon, to which the application attaches.
+    Attached,
+}
+
+impl StackKind {
+    /// Stacks that do protocol work on the server's core.
+    pub(crate) const SERVER_CORE: [Self; 4] =
+        [Self::Kernel, Self::KernelThread, Self::Embedded, Self::Attached];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::KernelSoftirq, Self::Kernel, Self::KernelThread, Self::Embedded, Self::Attached];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::KernelSoftirq => "kernel-softirq",
+            Self::Kernel => "kernel",
+            Self::KernelThread => "kernel-thread",
+            Self::Embedded => "embedded",
+            Self::Attached => "attached",
+        }
+    }
+
+    /// True for the kernel's stack, false for Tidegate's.
+    pub(crate) fn is_kernel(self) -> bool {
+        matches!(self, Self::KernelSoftirq | Self::Kernel | Self::KernelThread)
+    }
+}
+
+/// Running application, and the daemon that serves it, if any.
+pub(crate) struct RunningService {
+    pub(crate) process: ServerProcess,
+    pub(crate) daemon: Option<DaemonProcess>,
+    pub(crate) target: SocketAddr,
+    pub(crate) question: Transaction,
+    _folder: TempDir,
+}
+
+/// Result of a load on an application.
+pub(crate) struct ServiceMeasurement {
+    pub(crate) load: TcpLoadReport,
+    pub(crate) server_core_percent: f64,
+}
+
+/// Cores of the application and of the daemon.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CoreAssignment {
+    pub(crate) application: usize,
+    pub(crate) daemon: usize,
+}
+
+/// Daemon process that applications can attach to.
+pub(crate) struct DaemonProcess {
+    process: ServerProcess,
+    folder: TempDir,
+}
+
+fn make_folder() -> Result<TempDir, LabError> {
+    folder::private()
+}
+
+/// Command-line flags of a stack at the server's end of the veth pair.
+fn stack_flags(testbed: &FloodTestbed) -> [String; 4] {
+    let address = format!("{TIDEGATE_ADDRESS}/{PREFIX_BITS}");
+    ["--iface".to_owned(), testbed.pair.b.device.clone(), "--address".to_owned(), address]
+}
+
+impl DaemonProcess {
+    /// Starts a daemon on `core` and waits until it is ready.
+    pub(crate) fn start(
+        testbed: &FloodTestbed,
+        core: usize,
+        flags: &[&str],
+    ) -> Result<Self, LabError> {
+        let folder = make_folder()?;
+        let mut command = testbed.pair.b.namespace.command_on_core(core, programs::tidegate()?);
+        command.args(["daemon", "--cpu", &core.to_string(), "--socket"]);
+        command.arg(folder.path().join(SOCKET_FILE)).args(stack_flags(testbed)).args(flags);
+        let mut process = ServerProcess::start("tidegate serve", &mut command)?;
+        process.wait_for_first_line()?;
+        Ok(Self { process, folder })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join(SOCKET_FILE)
+    }
+
+    pub(crate) fn stop(self) {
+        self.process.stop();
+    }
+}
+
+/// Starts an application, and a daemon if the stack needs one; waits until the application
+/// replies.
+pub(crate) fn start_service(
+    testbed: &FloodTestbed,
+    application: Application,
+    stack: StackKind,
+    cores: CoreAssignment,
+    flags: &[&str],
+) -> Result<RunningService, LabError> {
+    let receiver = if stack.is_kernel() { Receiver::Kernel } else { Receiver::Server };
+    testbed.prepare(receiver)?;
+    match stack {
+        StackKind::KernelSoftirq | StackKind::Kernel | StackKind::KernelThread => {
+            testbed.pair.b.set_rps((stack == StackKind::Kernel).then_some(cores.daemon))?;
+            start_application(testbed, application, cores.application, KERNEL_ADDRESS, |_| Ok(()))
+        }
+        StackKind::Embedded => start_application(
+            testbed,
+            application,
+            cores.application,
+            TIDEGATE_ADDRESS,
+            |command| {
+                command.arg(programs::tidegate()?).args([
+                    "run",
+                    "--embedded",
+                    "--log",
+                    "/dev/null",
+                ]);
+                command.args(stack_flags(testbed)).args(flags).arg("--");
+                Ok(())
+            },
+        ),
+        StackKind::Attached => {
+            let daemon = DaemonProcess::start(testbed, cores.daemon, flags)?;
+            let service = start_attached(testbed, application, cores.application, &daemon)?;
+            Ok(RunningService { daemon: Some(daemon), ..service })
+        }
+    }
+}
+
+/// Starts an application attached to `daemon`; waits until the application replies.
+pub(crate) fn start_attached(
+    testbed: &FloodTestbed,
+    application: Application,
+    core: usize,
+    daemon: &DaemonProcess,
+) -> Result<RunningService, LabError> {
+    start_application(testbed, application, core, TIDEGATE_ADDRESS, |command| {
+        command.arg(programs::tidegate()?).args(["run", "--log", "/dev/null", "--socket"]);
+        command.arg(daemon.socket()).arg("--");
+        Ok(())
+    })
+}
+
+/// Starts an application on `core`; `add_prefix` adds the command that wraps the application's.
+fn start_application(
+    testbed: &FloodTestbed,
+    application: Application,
+    core: usize,
+    address: Ipv4Addr,
+    add_prefix: impl FnOnce(&mut Command) -> Result<(), LabError>,
+) -> Result<RunningService, LabError> {
+    let folder = make_folder()?;
+    let mut command = testbed.pair.b.namespace.command_on_core(core, "env");
+    add_prefix(&mut command)?;
+    command.args(application.command_line(folder.path())?);
+    let mut process = ServerProcess::start(application.name(), &mut command)?;
+    let target = SocketAddr::new(address.into(), application.port());
+    let client = &testbed.pair.a.namespace;
+    let mut question = application.measured_request();
+    let mut first_reply_bytes = None;
+    process.wait_until(|| {
+        first_reply_bytes = client
+            .enter(|| send_first_requests(application, target, &question))
+            .ok()
+            .and_then(Result::ok);
+        first_reply_bytes.is_some()
+    })?;
+    if let Some(answer_bytes) = first_reply_bytes
+        && question.response.is_empty()
+    {
+        question.response = ExpectedResponse::Length(answer_bytes);
+    }
+    Ok(RunningService { process, daemon: None, target, question, _folder: folder })
+}
+
+/// Sends each kind of request once. Returns the length in bytes of the response to `question`.
+fn send_first_requests(
+    application: Application,
+    target: SocketAddr,
+    question: &Transaction,
+) -> std::io::Result<usize> {
+    let mut stream = TcpStream::connect_timeout(&target, REPLY_TIMEOUT)?;
+    stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+    let mut buf = [0; 4096];
+    if let Some(setup) = application.setup_request() {
+        stream.write_all(&setup.request)?;
+        stream.read_exact(&mut buf[..setup.response.len()])?;
+    }
+    stream.write_all(&question.request)?;
+    if !question.response.is_empty() {
+        stream.read_exact(&mut buf[..question.response.len()])?;
+        return Ok(question.response.len());
+    }
+    let mut received = 0;
+    loop {
+        if let Some(bytes) = http_response_bytes(&buf[..received]) {
+            return Ok(bytes);
+        }
+        match stream.read(&mut buf[received..])? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            count => received += count,
+        }
+    }
+}
+
+/// Length of an HTTP response, header included, whose header is complete in `bytes`.
+fn http_response_bytes(bytes: &[u8]) -> Option<usize> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let (header, _) = text.split_once("\r\n\r\n")?;
+    let fields = header.lines().filter_map(|line| line.split_once(':'));
+    let mut lengths = fields.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    let body_bytes: usize = lengths.next()?.1.trim().parse().ok()?;
+    Some(header.len() + 4 + body_bytes)
+}
+
+impl RunningService {
+    /// Configuration of a load that runs on its own stack.
+    pub(crate) fn load_config(&self, testbed: &FloodTestbed, connections: usize) -> TcpLoadConfig {
+        TcpLoadConfig {
+            interface: Some(testbed.pair.a.device.clone()),
+            source: Some(CLIENT_STACK_ADDRESS.into()),
+            prefix_len: PREFIX_BITS,
+            connections,
+            transaction: Some(self.question.clone()),
+            core: Some(testbed.load_core),
+            ..TcpLoadConfig::new(LinkKind::Xdp, self.target)
+        }
+    }
+
+    /// Sends the same requests from the load's device itself, each as soon as the previous
+    /// response arrives. Except for [`StackKind::Kernel`], the server's core receives from the server's
+    /// device.
+    pub(crate) fn measure_from_device(
+        &self,
+        testbed: &FloodTestbed,
+        stack: StackKind,
+        connections: u16,
+        seconds: f64,
+    ) -> Result<ServiceMeasurement, LabError> {
+        let SocketAddr::V4(target) = self.target else {
+            return Err(LabError::Config("the load from the device supports IPv4 only".into()));
+        };
+        let config = BpfClientConfig {
+            target: (target, testbed.pair.b.mac),
+            source: SocketAddrV4::new(CLIENT_ADDRESS, FIRST_CLIENT_PORT),
+            connections,
+            transaction: self.question.clone(),
+            warm_up_seconds: seconds / 4.0,
+            seconds,
+            core: testbed.load_core,
+        };
+        if !matches!(stack, StackKind::KernelSoftirq | StackKind::Kernel) {
+            testbed.pair.b.set_threaded_napi(testbed.server_core)?;
+        }
+        let before = CoreTicks::read(testbed.server_core)?;
+        let load = load_tcp_with_bpf(&testbed.pair.a, &config)?;
+        let server_core = CoreTicks::read(testbed.server_core)?.since(before);
+        testbed.pair.b.set_softirq_napi()?;
+        Ok(ServiceMeasurement { load, server_core_percent: server_core.busy_percent })
+    }
+
+    /// Process ids of the daemon, if any, and of the application.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let daemon = self.daemon.as_ref().map(|daemon| daemon.process.pid());
+        daemon.into_iter().chain([self.process.pid()]).collect()
+    }
+
+    /// Stops the application, then the daemon.
+    pub(crate) fn stop(self) {
+        let Self { process, daemon, .. } = self;
+        process.stop();
+        if let Some(daemon) = daemon {
+            daemon.stop();
+        }
+    }
+}
+
+/// Checks that the applications and the preload library are installed; the error names the
+/// command that installs the missing one.
+pub(crate) fn check_installed(applications: &[Application]) -> Result<(), LabError> {
+    for application in applications {
+        if !application.is_installed() {
+            let name = application.name();
+            let problem = format!("{name} is not installed: apt-get install {name}");
+            return Err(LabError::Config(problem));
+        }
+    }
+    let library = Path::new(&programs::tidegate()?).with_file_name("libtidegate_preload.so");
+    if !library.is_file() && std::env::var_os("TIDEGATE_PRELOAD_LIBRARY").is_none() {
+        return Err(LabError::Config(format!(
+            "{} is missing: `make build` builds it",
+            library.display()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The body may arrive after the header, in another segment.
+    #[test]
+    fn length_of_a_response_follows_from_its_header() {
+        let response = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nServer: x\r\n\r\nabc";
+        let header_bytes = response.len() - 3;
+        for received in header_bytes..=response.len() {
+            assert_eq!(http_response_bytes(&response[..received]), Some(response.len()));
+        }
+        for received in 0..header_bytes {
+            assert_eq!(http_response_bytes(&response[..received]), None);
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Testbeds: network namespaces, processes and their placement on processors, servers under test,
+//! and the load on them.
+
+pub mod apps;
+pub(crate) mod btf;
+pub mod cleanup;
+pub(crate) mod client;
+pub mod cpu;
+pub mod dns;
+pub(crate) mod ending;
+pub(crate) mod flood;
+pub(crate) mod folder;
+pub mod load;
+pub mod netns;
+pub mod process;
+pub(crate) mod programs;
+pub mod raw_receiver;
+pub(crate) mod stop;
+pub(crate) mod sys;
+pub mod tcp;
+pub mod test_case;
+pub(crate) mod tracefs;

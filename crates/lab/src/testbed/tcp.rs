@@ -1,0 +1,241 @@
+//! Testbed of the TCP experiments: servers on the kernel and on Tidegate.
+//!
+//! Core 1 serves and does all receive work of the server's device; core 0 generates the load. The
+//! frames on the veth pair have at most 1,514 bytes.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use serde::Serialize;
+use tidegate_load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
+
+use crate::error::LabError;
+use crate::testbed::cpu::{CoreTicks, CoreUsage};
+use crate::testbed::netns::{VethConfig, VethPair};
+use crate::testbed::process::ServerProcess;
+use crate::testbed::programs;
+
+/// Address of the client's kernel stack, for a load on kernel sockets.
+const KERNEL_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+const KERNEL_SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+const TIDEGATE_SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 3);
+/// First source address of a load on Tidegate.
+const TIDEGATE_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 16, 1);
+const PREFIX_BITS: u8 = 16;
+pub(crate) const ECHO_PORT: u16 = 7;
+
+/// TCP server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ServerKind {
+    /// Kernel sockets with epoll; the server sleeps while idle.
+    KernelEpoll,
+    /// Kernel sockets with epoll; the server busy-polls.
+    KernelSpin,
+    /// Kernel sockets with `io_uring`.
+    KernelUring,
+    /// Tidegate on AF_XDP.
+    TidegateXdp,
+    /// Tidegate on AF_PACKET.
+    TidegatePacket,
+}
+
+impl ServerKind {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::KernelEpoll,
+        Self::KernelSpin,
+        Self::KernelUring,
+        Self::TidegateXdp,
+        Self::TidegatePacket,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::KernelEpoll => "kernel-epoll",
+            Self::KernelSpin => "kernel-spin",
+            Self::KernelUring => "kernel-io-uring",
+            Self::TidegateXdp => "tidegate-xdp",
+            Self::TidegatePacket => "tidegate-packet",
+        }
+    }
+
+    pub(crate) fn is_kernel(self) -> bool {
+        matches!(self, Self::KernelEpoll | Self::KernelSpin | Self::KernelUring)
+    }
+}
+
+/// Mechanism that runs the receive work on the server's core, for servers that do not receive
+/// from the device themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelReceive {
+    /// Receive Packet Steering.
+    Steering,
+    /// NAPI thread of the device, which coalesces segments (GRO).
+    Thread,
+}
+
+/// Veth pair and two cores.
+pub(crate) struct TcpTestbed {
+    /// Load in `a`, server in `b`.
+    pair: VethPair,
+    server_core: usize,
+    load_core: usize,
+}
+
+/// Running server.
+pub(crate) struct RunningServer {
+    pub(crate) process: ServerProcess,
+    pub(crate) target: SocketAddr,
+}
+
+/// Report of a load, with the usage of both cores.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TcpMeasurement {
+    pub(crate) load: TcpLoadReport,
+    pub(crate) server_core: CoreUsage,
+    pub(crate) load_core: CoreUsage,
+}
+
+impl TcpTestbed {
+    pub(crate) fn new(server_core: usize, load_core: usize) -> Result<Self, LabError> {
+        let config = VethConfig {
+            a: vec![format!("{KERNEL_CLIENT}/{PREFIX_BITS}")],
+            b: vec![format!("{KERNEL_SERVER}/{PREFIX_BITS}")],
+        };
+        Ok(Self { pair: VethPair::as_on_a_wire(&config)?, server_core, load_core })
+    }
+
+    /// Starts `serve echo --tcp` with additional flags.
+    pub(crate) fn start(
+        &self,
+        server_kind: ServerKind,
+        receive: KernelReceive,
+        flags: &[&str],
+    ) -> Result<RunningServer, LabError> {
+        let end = &self.pair.b;
+        let uses_rps = match server_kind {
+            ServerKind::TidegateXdp => false,
+            _ => receive == KernelReceive::Steering,
+        };
+        let uses_gro = server_kind != ServerKind::TidegateXdp && receive == KernelReceive::Thread;
+        end.set_rps(uses_rps.then_some(self.server_core))?;
+        end.set_deferral(0, 0)?;
+        // Fails when there was no thread.
+        let _ = end.set_softirq_napi();
+        end.ethtool(&["gro", if uses_gro { "on" } else { "off" }])?;
+        if uses_gro {
+            end.set_threaded_napi(self.server_core)?;
+        }
+        let mut command = end.namespace.command_on_core(self.server_core, programs::tidegate()?);
+        command.args(["serve", "echo", "--tcp", "--listen", &ECHO_PORT.to_string(), "--json"]);
+        command.args(["--cpu", &self.server_core.to_string()]);
+        let cidr = format!("{TIDEGATE_SERVER}/{PREFIX_BITS}");
+        match server_kind {
+            ServerKind::KernelEpoll => command.args(["--io", "kernel"]),
+            ServerKind::KernelSpin => command.args(["--io", "kernel", "--spin"]),
+            ServerKind::KernelUring => command.args(["--io", "kernel", "--io-uring"]),
+            ServerKind::TidegateXdp => {
+                command.args(["--io", "xdp", "--iface", &end.device, "--address", &cidr])
+            }
+            ServerKind::TidegatePacket => {
+                command.args(["--io", "packet", "--iface", &end.device, "--address", &cidr])
+            }
+        };
+        command.args(flags);
+        let mut process = ServerProcess::start(server_kind.name(), &mut command)?;
+        process.wait_for_first_line()?;
+        let address = if server_kind.is_kernel() { KERNEL_SERVER } else { TIDEGATE_SERVER };
+        Ok(RunningServer { process, target: SocketAddr::new(address.into(), ECHO_PORT) })
+    }
+
+    /// Turns offloads on or off. With offloads, unsegmented segments with unfilled checksums pass
+    /// the veth pair, as between offloading NICs or on one machine.
+    pub(crate) fn set_offload(&self, on: bool) -> Result<(), LabError> {
+        let on = if on { "on" } else { "off" };
+        [&self.pair.a, &self.pair.b]
+            .into_iter()
+            .try_for_each(|end| end.ethtool(&["tx", on, "tso", on, "gso", on]))
+    }
+
+    /// Returns the configuration of a load on the load core, through `link`.
+    pub(crate) fn load_config(&self, server: &RunningServer, link: LinkKind) -> TcpLoadConfig {
+        let defaults = TcpLoadConfig::new(link, server.target);
+        let on_tidegate = link != LinkKind::Kernel;
+        TcpLoadConfig {
+            interface: on_tidegate.then(|| self.pair.a.device.clone()),
+            source: on_tidegate.then_some(TIDEGATE_CLIENT.into()),
+            prefix_len: PREFIX_BITS,
+            core: Some(self.load_core),
+            ..defaults
+        }
+    }
+
+    pub(crate) fn measure(&self, config: &TcpLoadConfig) -> Result<TcpMeasurement, LabError> {
+        self.measure_with(config, || Ok(()))
+    }
+
+    /// Like [`TcpTestbed::measure`]; calls `on_open` when all connections are established and
+    /// before any data is sent.
+    pub(crate) fn measure_with(
+        &self,
+        config: &TcpLoadConfig,
+        on_open: impl FnOnce() -> Result<(), LabError> + Send,
+    ) -> Result<TcpMeasurement, LabError> {
+        let end = &self.pair.a;
+        // Replies are received on the core that sent the requests.
+        end.set_rps((config.link == LinkKind::Kernel).then_some(self.load_core))?;
+        end.namespace.enter(|| {
+            let mut before = None;
+            let load = load_tcp_with_hook(config, || {
+                on_open()?;
+                before = Some(self.ticks()?);
+                Ok::<_, LabError>(())
+            })?;
+            let after = self.ticks()?;
+            let before = before.unwrap_or(after);
+            Ok(TcpMeasurement {
+                load,
+                server_core: after.0.since(before.0),
+                load_core: after.1.since(before.1),
+            })
+        })?
+    }
+
+    pub(crate) fn ticks(&self) -> Result<(CoreTicks, CoreTicks), LabError> {
+        Ok((CoreTicks::read(self.server_core)?, CoreTicks::read(self.load_core)?))
+    }
+}
+
+/// Configuration that the TCP experiments share.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpLabConfig {
+    /// Duration of each measurement, in seconds.
+    pub seconds: f64,
+    /// Number of repetitions of all measurements; the median counts.
+    pub repeats: usize,
+    /// Use the sizes of the paper instead of those for this machine.
+    pub full: bool,
+}
+
+impl Default for TcpLabConfig {
+    fn default() -> Self {
+        Self { seconds: 2.0, repeats: 5, full: false }
+    }
+}
+
+impl TcpLabConfig {
+    /// Reduces times and repetitions for a quick run.
+    pub fn quick(self) -> Self {
+        Self { seconds: 1.0, repeats: 1, ..self }
+    }
+}
+
+/// Returns the core that serves and the core that generates the load.
+///
+/// # Errors
+/// When the machine has fewer than two cores.
+pub(crate) fn choose_cores() -> Result<(usize, usize), LabError> {
+    if crate::testbed::cpu::available_cores() < 2 {
+        return Err(LabError::Config("this experiment needs two cores".to_owned()));
+    }
+    Ok((1, 0))
+}
