@@ -283,7 +283,6 @@ impl Connection {
         }
         let failure = match self.state {
             TcpState::SynReceived if !self.flags.contains(ConnFlags::PASSIVE) => Failure::Refused,
-            TcpState::Closing | TcpState::LastAck => Failure::AlreadyClosed,
             _ => Failure::Reset,
         };
         self.abort(shared, Some(failure), false);
