@@ -429,17 +429,17 @@ impl Connection {
             self.abort(shared, Some(Failure::Reset), true);
             return Ok(());
         }
-        let window = self.receive.edge.since(segment.seq) as usize;
+        let window = self.receive.data_end().since(segment.seq) as usize;
         let fits = segment.payload.len().min(window);
-        if fits > 0 {
-            self.accept_payload(now_ns, segment.seq, &segment.payload[..fits], shared)?;
-        }
-        if fits < segment.payload.len() {
+        if fits > 0 && self.accept_payload(now_ns, segment.seq, &segment.payload[..fits], shared)? {
+            self.accept_fin(now_ns, shared);
+        } else if fits < segment.payload.len() {
             // The rest lies beyond the window.
             self.acknowledge_now();
         } else if segment.is_fin() && self.receive.nxt == payload_end {
             self.accept_fin(now_ns, shared);
         } else if segment.is_fin() && payload_end.is_after(self.receive.nxt) {
+            self.receive.take_fin_out_of_order(payload_end, shared);
             self.acknowledge_now();
         }
         if self.flags.contains(ConnFlags::READ_SHUT) && self.readable() > 0 {
