@@ -11,6 +11,7 @@
 //!
 //! ```text
 //! set family v4                run for this family only
+//! set mtu 68                   MTU of the link; below 1280 only IPv4
 //! set option no-delay          also: ecn, receive-buffer N, send-buffer N,
 //!                              keepalive IDLE INTERVAL PROBES (ms),
 //!                              user-timeout MS, newreno
@@ -172,7 +173,13 @@ impl Script {
                 _ => {}
             }
         }
-        let config = config(1).limits(limits);
+        let mut config = config(1).limits(limits);
+        for line in &lines {
+            if let Some(mtu) = line.strip_prefix("set mtu ") {
+                config.mtu = mtu.parse().expect(line);
+                config.addresses.retain(|address| address.address().is_ipv4());
+            }
+        }
         let mut host = TestHost::quiet(config.clone());
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
         let start_ns = host.now_ns;
@@ -379,7 +386,7 @@ impl Script {
             }
             ["salt", n] => self.salt = n.parse().unwrap(),
             ["limit", "backlog", n] => self.backlog = n.parse().unwrap(),
-            ["limit" | "family", ..] => {}
+            ["limit" | "family" | "mtu", ..] => {}
             ["peer-isn", n] => {
                 self.peer_isn = n.parse().unwrap();
                 (self.our_isn, self.our_ts) = (None, None);

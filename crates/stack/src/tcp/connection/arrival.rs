@@ -98,20 +98,25 @@ impl Connection {
         if !acceptable {
             // Simultaneous open (RFC 9293 section 3.5, figure 8).
             self.state = TcpState::SynReceived;
-            self.flags.remove(ConnFlags::ECN);
+            self.restrict_ecn(segment);
             self.acknowledge_now();
             return Ok(false);
         }
-        self.flags.set(
-            ConnFlags::ECN,
-            self.flags.contains(ConnFlags::ECN)
-                && segment.flags.contains(TcpFlags::ECE)
-                && !segment.flags.contains(TcpFlags::CWR),
-        );
+        self.restrict_ecn(segment);
         self.on_ack(now_ns, segment, false, shared);
         self.establish(now_ns, outcome);
         self.acknowledge_now();
         Ok(true)
+    }
+
+    /// Ends ECN unless the SYN of the peer agrees: both bits of a SYN, only ECE of a SYN-ACK
+    /// (RFC 3168 section 6.1.1).
+    fn restrict_ecn(&mut self, syn: &Segment<'_>) {
+        let bits = TcpFlags(syn.flags.0 & ECN_BITS.0);
+        let expected = if syn.is_ack() { TcpFlags::ECE } else { ECN_BITS };
+        if bits != expected {
+            self.flags.remove(ConnFlags::ECN);
+        }
     }
 
     /// Applies the options of a SYN (RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2,
@@ -168,6 +173,7 @@ impl Connection {
             && segment.is_syn()
             && segment.seq + 1 == self.receive.nxt
         {
+            self.restrict_ecn(&segment);
             if !segment.is_ack() {
                 // Our SYN-ACK was lost.
                 self.acknowledge_now();
@@ -460,7 +466,11 @@ impl Connection {
     }
 }
 
-/// The flags of a segment without SYN.
+/// Flags of a SYN by which both sides agree on ECN.
+const ECN_BITS: TcpFlags = TcpFlags(TcpFlags::ECE.0 | TcpFlags::CWR.0);
+
+/// The flags of a segment without SYN, and without the ECN bits, which say something else in other
+/// segments.
 fn without_syn(segment: &Segment<'_>) -> TcpFlags {
-    TcpFlags(segment.flags.0 & !TcpFlags::SYN.0)
+    TcpFlags(segment.flags.0 & !(TcpFlags::SYN.0 | ECN_BITS.0))
 }

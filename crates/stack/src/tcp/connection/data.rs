@@ -12,12 +12,16 @@ use crate::tcp::socket::TcpState;
 use crate::tcp::timers::NEVER;
 
 impl Connection {
-    /// Largest payload of one segment from the peer, in bytes. `link_mss` is the largest payload
-    /// of the link for IPv4 without options.
+    /// MSS to announce: the largest payload that the link carries (RFC 9293 section 3.7.1).
+    /// `link_mss` is the largest payload of the link for IPv4.
+    pub(crate) fn mss_of_link(&self, link_mss: u16) -> u16 {
+        link_mss.saturating_sub(if self.tuple.is_v4() { 0 } else { 20 })
+    }
+
+    /// Largest payload of one segment from the peer, in bytes.
     fn max_payload_bytes(&self, link_mss: u16) -> usize {
-        let extra_ip_header = if self.tuple.is_v4() { 0 } else { 20 };
         let options = if self.flags.contains(ConnFlags::TIMESTAMPS) { TIMESTAMPS_BYTES } else { 0 };
-        usize::from(link_mss).saturating_sub(extra_ip_header + options)
+        usize::from(self.mss_of_link(link_mss)).saturating_sub(options)
     }
 
     /// Accepts the payload of a segment, trimmed to the window. `start` is the sequence number of
