@@ -38,6 +38,7 @@ const NEED_RTT_SAMPLES: &[&str] = &[
     "rfc4821-7.7-black-hole.tcp",
     "rfc6298-5-retransmission-time-out.tcp",
     "rfc6298-5.7-backed-off-until-a-sample.tcp",
+    "rfc6298-5.7-closed-window-keeps-the-back-off.tcp",
     "rfc6675-5-selective-retransmission.tcp",
     "rfc8985-6.2-reordering-timer.tcp",
     "rfc8985-6.2-reordering.tcp",

@@ -337,7 +337,7 @@ impl Connection {
             self.recovery.retries = 0;
         }
         if before == 0 && self.send.window > 0 && self.timers.rtx == RtxTimer::Persist {
-            self.on_window_reopened(segment.ack);
+            self.on_window_reopened(now_ns, segment.ack);
         }
         self.on_ack(now_ns, segment, duplicate, shared);
         self.on_fin_acknowledged(now_ns, shared);
@@ -356,8 +356,9 @@ impl Connection {
     }
 
     /// Retransmits at once the segment that was sent into the closed window.
-    fn on_window_reopened(&mut self, ack: Seq) {
-        self.recovery.rtt.backoff = 0;
+    fn on_window_reopened(&mut self, now_ns: u64, ack: Seq) {
+        self.timers.window_probes_sent = 0;
+        self.timers.rto_base_ns = now_ns;
         self.timers.rtx = RtxTimer::Off;
         if ack == self.send.una && self.recovery.mark_first_lost() {
             self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);

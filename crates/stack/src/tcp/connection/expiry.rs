@@ -79,10 +79,11 @@ impl Connection {
         let Some(flight) = self.recovery.flight.as_ref().filter(|flight| !flight.is_empty()) else {
             return self.arm_window_probe(now_ns);
         };
-        let rto_at_ns = self.timers.rto_base_ns.saturating_add(self.recovery.rtt.rto_ns());
         if self.send.window == 0 && flight.len() == 1 && self.is_synchronized() {
-            return self.timers.set_rtx(RtxTimer::Persist, rto_at_ns);
+            let probe_at_ns = self.timers.rto_base_ns.saturating_add(self.probe_wait_ns());
+            return self.timers.set_rtx(RtxTimer::Persist, probe_at_ns);
         }
+        let rto_at_ns = self.timers.rto_base_ns.saturating_add(self.recovery.rtt.rto_ns());
         let user_timeout_at_ns = self.options.user_timeout_ms.map_or(NEVER, |limit_ms| {
             self.timers.stalled_since_ns.saturating_add(u64::from(limit_ms) * NS_PER_MS)
         });
@@ -124,13 +125,18 @@ impl Connection {
         {
             self.timers.clear_rtx();
         } else if self.timers.rtx != RtxTimer::Persist {
-            self.recovery.rtt.backoff = 0;
+            self.timers.window_probes_sent = 0;
             self.timers.stalled_since_ns = now_ns;
-            let rto_ns = self.recovery.rtt.rto_ns();
-            self.timers.set_rtx(RtxTimer::Persist, now_ns.saturating_add(rto_ns));
+            let wait_ns = self.probe_wait_ns();
+            self.timers.set_rtx(RtxTimer::Persist, now_ns.saturating_add(wait_ns));
         } else if self.timers.rtx_deadline_ns == NEVER {
-            self.timers.rtx_deadline_ns = now_ns.saturating_add(self.recovery.rtt.rto_ns());
+            self.timers.rtx_deadline_ns = now_ns.saturating_add(self.probe_wait_ns());
         }
+    }
+
+    /// Time until the next window probe.
+    fn probe_wait_ns(&self) -> u64 {
+        self.recovery.rtt.probe_wait_ns(self.timers.window_probes_sent)
     }
 
     /// Handles expiry of the timer for segments in flight. The timer restarts only after the
@@ -184,13 +190,13 @@ impl Connection {
     fn on_window_probe(&mut self, now_ns: u64, shared: &mut TcpShared) {
         self.recovery.retries = self.recovery.retries.saturating_add(1);
         let probes = match shared.pool.is_scarce() {
-            true => self.recovery.retries.max(self.recovery.rtt.backoff),
+            true => self.recovery.retries.max(self.timers.window_probes_sent),
             false => self.recovery.retries,
         };
         if probes > MAX_DATA_RETRIES || self.should_give_up(now_ns) {
             return self.give_up(shared);
         }
-        self.recovery.rtt.back_off();
+        self.timers.window_probes_sent = self.timers.window_probes_sent.saturating_add(1);
         self.timers.rto_base_ns = now_ns;
         if self.recovery.mark_first_lost() {
             self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
