@@ -15,7 +15,12 @@ fn every_script() {
 const RESETS_ARE_LIMITED: &str = "rfc9293-3.10.7.1-resets-are-limited.tcp";
 
 /// Scripts that need what a snapshot leaves out: rate limits, and the state before a recovery.
-const NEED_ONE_STACK: &[&str] = &[RESETS_ARE_LIMITED, "rfc3708-needless-time-out.tcp"];
+const NEED_ONE_STACK: &[&str] = &[
+    RESETS_ARE_LIMITED,
+    "rfc3708-needless-time-out.tcp",
+    "rfc5682-3.1-needed-time-out.tcp",
+    "rfc5682-3.1-spurious-time-out.tcp",
+];
 
 #[test]
 fn every_script_across_upgrades_at_rest() {

@@ -223,9 +223,10 @@ impl Connection {
         let Some(flight) = &mut self.recovery.flight else { return };
         flight.reorder_deadline_ns = 0;
         if self.is_synchronized() {
-            self.recovery.enter_loss(&self.send, outstanding);
+            let sack = self.flags.contains(ConnFlags::SACK);
+            self.recovery.enter_loss(&self.send, outstanding, sack);
             if self.recovery.retries == BLACK_HOLE_RETRIES {
-                let (is_v4, sack) = (self.tuple.is_v4(), self.flags.contains(ConnFlags::SACK));
+                let is_v4 = self.tuple.is_v4();
                 self.recovery.on_black_hole(now_ns, &mut self.send, is_v4, sack);
             }
         } else {

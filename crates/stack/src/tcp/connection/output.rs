@@ -147,7 +147,15 @@ impl Connection {
         {
             return self.ack_out(now_ns);
         }
-        if let Some(out) = self.next_retransmission(now_ns) {
+        if self.recovery.prefers_new_data() {
+            if let Some(out) = self.new_data(now_ns, shared) {
+                return Some(out);
+            }
+            self.recovery.on_no_new_data(self.send.nxt);
+        }
+        if !self.recovery.prefers_new_data()
+            && let Some(out) = self.next_retransmission(now_ns)
+        {
             return Some(out);
         }
         if let Some(out) = self.new_data(now_ns, shared) {

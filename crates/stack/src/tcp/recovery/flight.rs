@@ -86,6 +86,8 @@ pub(crate) struct AckProgress {
     pub(crate) dsack: Option<(Seq, Seq)>,
     /// A segment arrived after segments that were sent later: reordering.
     pub(crate) reordered: bool,
+    /// Start of the first newly acknowledged segment that was sent once.
+    pub(crate) first_original: Option<Seq>,
 }
 
 /// Judgement of RACK about a segment in flight.
@@ -472,6 +474,8 @@ impl Flight {
             }
         } else {
             progress.rtt_ns = Some(progress.rtt_ns.map_or(rtt_ns, |known| known.max(rtt_ns)));
+            let first = progress.first_original.map_or(sent.start, |known| known.min(sent.start));
+            progress.first_original = Some(first);
             if self.sacked_segments > 0 && sent.end.is_before(self.highest_sacked) {
                 progress.reordered = true;
             }
@@ -548,7 +552,8 @@ impl Flight {
         None
     }
 
-    /// Takes back the losses that a needless time-out has assumed.
+    /// Takes back the losses that a needless time-out has assumed. RACK begins anew: what arrived
+    /// was the original, not the retransmission.
     pub(super) fn unmark_lost(&mut self) {
         for sent in self.sent.iter_mut().filter(|sent| sent.lost) {
             sent.lost = false;
@@ -558,6 +563,7 @@ impl Flight {
         }
         self.resent.make_contiguous().sort_by_key(|entry| entry.0);
         (self.lost_bytes, self.first_original) = (0, 0);
+        (self.rack_sent_ns, self.rack_rtt_ns) = (0, 0);
     }
 
     /// Marks the first segment lost, for peers without SACK (RFC 6582).
