@@ -502,7 +502,10 @@ impl Flight {
 
     /// Judges a segment in flight by RACK.
     fn judge(&self, now_ns: u64, reordering_ns: u64, sent: &SentSegment) -> Judgement {
-        let due_ns = sent.sent_ns.saturating_add(self.rack_rtt_ns).saturating_add(reordering_ns);
+        // Nothing is lost at the moment at which it is sent: on a path without delay, it would be
+        // sent again and again.
+        let rtt_ns = self.rack_rtt_ns.max(1);
+        let due_ns = sent.sent_ns.saturating_add(rtt_ns).saturating_add(reordering_ns);
         match () {
             () if !sent.sent_before(self.rack_sent_ns, self.rack_end) => Judgement::NotOvertaken,
             () if due_ns > now_ns => Judgement::MayBeLate { until_ns: due_ns },
@@ -617,6 +620,16 @@ mod tests {
 
     fn at(now_ns: u64) -> AckArrival {
         AckArrival { now_ns, min_rtt_ns: 5 * MS, echoed_ms: None }
+    }
+
+    #[test]
+    fn nothing_is_lost_at_the_moment_at_which_it_is_sent() {
+        let mut flight = flight(2);
+        flight.on_retransmitted(2 * MS, Seq(0), Seq(100));
+        let arrival = AckArrival { now_ns: 2 * MS, ..AckArrival::default() };
+        flight.sack(&arrival, Seq(100), Seq(200), &mut AckProgress::default());
+        assert_eq!(flight.detect_lost(2 * MS, 0), Some(2 * MS + 1));
+        assert_eq!(flight.lost_bytes(), 0);
     }
 
     fn sack(flight: &mut Flight, now_ns: u64, start: u32, end: u32) -> AckProgress {
