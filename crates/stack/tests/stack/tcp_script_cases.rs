@@ -51,6 +51,7 @@ const NEED_RTT_SAMPLES: &[&str] = &[
     "rfc9293-3.8.3-user-timeout.tcp",
     "rfc9293-3.8.6.1-zero-window-probes.tcp",
     "rfc9293-3.8.6.2.1-silly-window-sender.tcp",
+    "rfc9406-4.2-cautious-slow-start.tcp",
 ];
 
 #[test]

@@ -323,6 +323,9 @@ impl Recovery {
                     mss,
                     now_ns,
                     rtt_ns: self.rtt.smoothed_ns().unwrap_or(0),
+                    sample_ns: progress.rtt_ns,
+                    una: send.una,
+                    nxt: send.nxt,
                 };
                 let limited =
                     flags.contains(ConnFlags::WINDOW_LIMITED) || self.phase == RecoveryPhase::Loss;
