@@ -74,8 +74,18 @@ impl Connection {
         self.timers.set_idle(now_ns, u64::from(keepalive.interval_ms) * NS_PER_MS);
     }
 
-    /// Sets the timer for the segments in flight (RFC 6298 section 5, RFC 8985 section 7.2).
+    /// Sets the timer: for the segments in flight, or earlier for data that waits for its time.
     pub(crate) fn arm_timer(&mut self, now_ns: u64) {
+        self.arm_flight_timer(now_ns);
+        if let Some(pacing_at_ns) = self.recovery.pacing_deadline_ns()
+            && pacing_at_ns < self.timers.rtx_deadline_ns
+        {
+            self.timers.set_rtx(RtxTimer::Pacing, pacing_at_ns);
+        }
+    }
+
+    /// Sets the timer for the segments in flight (RFC 6298 section 5, RFC 8985 section 7.2).
+    fn arm_flight_timer(&mut self, now_ns: u64) {
         let Some(flight) = self.recovery.flight.as_ref().filter(|flight| !flight.is_empty()) else {
             return self.arm_window_probe(now_ns);
         };
@@ -154,6 +164,10 @@ impl Connection {
                     self.recovery.enter_fast_recovery(&self.send, outstanding);
                     self.on_recovery_entered();
                 }
+                self.flags.insert(ConnFlags::WANTS_OUTPUT);
+            }
+            RtxTimer::Pacing => {
+                self.recovery.end_pacing_wait();
                 self.flags.insert(ConnFlags::WANTS_OUTPUT);
             }
             RtxTimer::TailProbe => {

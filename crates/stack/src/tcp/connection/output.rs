@@ -238,6 +238,12 @@ impl Connection {
         if !self.fits_congestion_window(bytes, fin) {
             return None;
         }
+        let is_paced = bytes > 0 && !forced && !self.flags.contains(ConnFlags::TAIL_PROBE_NOW);
+        if is_paced && !self.recovery.take_pacing_credit(now_ns, &self.send, bytes) {
+            // The rate follows the window: a larger window is of use.
+            self.flags.insert(ConnFlags::WINDOW_LIMITED);
+            return None;
+        }
         let start = self.send.nxt;
         let end = start + bytes + u32::from(fin);
         self.record_sent(now_ns, shared, start, end, false, fin);

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::pacing::Pacing;
 use super::sacked::SackedRanges;
 use crate::tcp::identity::milliseconds;
 use crate::tcp::seq::Seq;
@@ -131,6 +132,7 @@ pub(crate) struct Flight {
     /// Deadline of the reordering window; 0 for none.
     pub(crate) reorder_deadline_ns: u64,
     pub(crate) prr: PrrState,
+    pub(super) pacing: Pacing,
 }
 
 /// Proportional rate reduction (RFC 6937 section 3): bytes in flight when recovery began
@@ -287,6 +289,7 @@ impl Flight {
             rack_rtt_ns,
             reorder_deadline_ns,
             prr,
+            pacing,
         } = self;
         let keep = sent.capacity().max(resent.capacity()) <= MAX_RECYCLED_RECORDS;
         if !sent.is_empty() {
@@ -299,7 +302,8 @@ impl Flight {
         (*sacked_bytes, *sacked_segments, *lost_bytes) = (0, 0, 0);
         (*first_lost, *first_original, *highest_sacked) = (0, 0, Seq(0));
         (*rack_sent_ns, *rack_end, *rack_rtt_ns) = (0, Seq(0), 0);
-        (*reorder_deadline_ns, *dsack_round_end, *prr) = (0, None, PrrState::default());
+        (*reorder_deadline_ns, *dsack_round_end) = (0, None);
+        (*prr, *pacing) = (PrrState::default(), Pacing::default());
         keep
     }
 

@@ -3,6 +3,7 @@
 
 mod flight;
 mod mtu_search;
+mod pacing;
 mod rtt;
 mod sacked;
 mod undo;

@@ -38,6 +38,8 @@ pub(crate) enum RtxTimer {
     Reordering,
     /// Zero-window probe (RFC 9293 section 3.8.6.1).
     Persist,
+    /// New data waits, so that it does not leave as one burst.
+    Pacing,
 }
 
 /// Timers of a connection, and the times that they count from.
