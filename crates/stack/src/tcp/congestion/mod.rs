@@ -173,7 +173,7 @@ impl CongestionController {
         };
         match step {
             SlowStartStep::Grow(bytes) => {
-                self.window.cwnd = cwnd.saturating_add(bytes).min(ssthresh)
+                self.window.cwnd = cwnd.saturating_add(bytes).min(ssthresh);
             }
             SlowStartStep::End => {
                 self.window.ssthresh = cwnd;
@@ -210,8 +210,7 @@ impl CongestionController {
     }
 
     /// Limits the window to the initial window after a pause of transmission longer than the
-    /// retransmission time-out (RFC 5681 section 4.1): without pacing, an old window would leave as
-    /// one burst. Slow start returns to three quarters of the old window (RFC 7661 section 4.4.3).
+    /// retransmission time-out (RFC 5681 section 4.1): what the path carries may have changed. Slow start returns to three quarters of the old window (RFC 7661 section 4.4.3).
     pub(crate) fn restart_after_idle(&mut self, mss: u32) {
         let CongestionWindow { cwnd, ssthresh } = self.window;
         self.window.ssthresh = ssthresh.max(cwnd - cwnd / 4);
