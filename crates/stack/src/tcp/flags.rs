@@ -63,6 +63,9 @@ bitflags! {
         const REPORT_END = 1 << 34;
         /// In the queue of connections whose peers do not take their data.
         const IN_STALL_QUEUE = 1 << 35;
+        /// A SYN was sent without ECN bits, so data is not marked as ECN-capable (RFC 3168
+        /// section 6.1.1).
+        const SENDS_NO_ECT = 1 << 36;
     }
 }
 
@@ -90,6 +93,7 @@ pub(crate) const PERSISTENT_FLAGS: ConnFlags = ConnFlags::PASSIVE
     .union(ConnFlags::TIMESTAMPS)
     .union(ConnFlags::SACK)
     .union(ConnFlags::ECN)
+    .union(ConnFlags::SENDS_NO_ECT)
     .union(ConnFlags::SEND_ECE)
     .union(ConnFlags::SEND_CWR)
     .union(ConnFlags::FIN_QUEUED)

@@ -14,6 +14,9 @@ pub(crate) const DEFAULT_MSS: [u16; 2] = [536, 1220];
 /// Lower bound of the peer's MSS: smaller segments would be mostly headers.
 pub(crate) const MIN_MSS: u16 = 64;
 
+/// Largest payload on a link of 68 bytes, the smallest MTU of IPv4 (RFC 791), without options.
+const MIN_LINK_MSS: u16 = 28;
+
 /// Maximum size of windows and buffers, in bytes (RFC 7323 section 2.3).
 pub(crate) const MAX_WINDOW_BYTES: u32 = 1 << 30;
 
@@ -211,8 +214,8 @@ impl SendState {
     /// Sets the MSS for a path MTU of `mtu` bytes.
     #[inline]
     pub(crate) fn set_mtu(&mut self, mtu: usize, is_v4: bool, timestamps: bool) {
-        let fits = mss_of_mtu(mtu, is_v4);
-        self.set_max_mss(fits.min(self.peer_mss).max(MIN_MSS), timestamps);
+        let fits = mss_of_mtu(mtu, is_v4).max(MIN_LINK_MSS);
+        self.set_max_mss(fits.min(self.peer_mss), timestamps);
     }
 
     /// Sets the largest payload that peer and link accept, in bytes with options.
@@ -308,7 +311,7 @@ impl SendSnapshot<'_> {
         self.own_window_shift <= MAX_WINDOW_SHIFT
             && self.peer_mss >= MIN_MSS
             && self.mss_limit >= MIN_MSS
-            && (MIN_MSS..=self.peer_mss).contains(&self.max_mss)
+            && (MIN_LINK_MSS..=self.peer_mss).contains(&self.max_mss)
     }
 }
 

@@ -417,8 +417,6 @@ pub(crate) enum Failure {
     NetworkUnreachable,
     /// Aborted by the application itself.
     Aborted,
-    /// Both sides had already sent a FIN.
-    AlreadyClosed,
 }
 
 /// Error of a TCP call.
@@ -483,7 +481,6 @@ impl TcpError {
             Failure::HostUnreachable => Self::HostUnreachable(remote),
             Failure::NetworkUnreachable => Self::NetworkUnreachable(remote),
             Failure::Aborted => Self::Aborted(remote),
-            Failure::AlreadyClosed => Self::NotConnected,
         }
     }
 

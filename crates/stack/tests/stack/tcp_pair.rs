@@ -26,6 +26,10 @@ pub struct Link {
     pub corrupted: u32,
     pub delay_ns: u64,
     pub seed: u64,
+    /// Rate of each direction in bytes per millisecond; 0 for no limit.
+    pub bytes_per_ms: u64,
+    /// Bytes that may wait for their turn in each direction, if the rate is limited.
+    pub queue_bytes: u64,
 }
 
 /// Link state: the frames in flight and the generator that decides their faults.
@@ -35,11 +39,33 @@ struct Wire {
     /// Frames by arrival time and a unique number; the flag is true for frames to `b`.
     in_flight: BTreeMap<(u64, u64), (bool, Vec<u8>)>,
     count: u64,
+    /// Time at which each direction has sent what waits there.
+    free_at_ns: [u64; 2],
+    /// Frames for which the queue had no space.
+    overflows: u64,
 }
 
 impl Wire {
     fn new(link: Link) -> Self {
-        Self { link, state: link.seed | 1, in_flight: BTreeMap::new(), count: 0 }
+        let in_flight = BTreeMap::new();
+        Self { link, state: link.seed | 1, in_flight, count: 0, free_at_ns: [0; 2], overflows: 0 }
+    }
+
+    /// Time at which a frame of `bytes` bytes has left through the bottleneck; `None` when the
+    /// queue has no space for the frame.
+    fn depart(&mut self, now_ns: u64, to_b: bool, bytes: usize) -> Option<u64> {
+        let Link { bytes_per_ms, queue_bytes, .. } = self.link;
+        if bytes_per_ms == 0 {
+            return Some(now_ns);
+        }
+        let free_at_ns = &mut self.free_at_ns[usize::from(to_b)];
+        let waiting_bytes = free_at_ns.saturating_sub(now_ns) * bytes_per_ms / MS;
+        if waiting_bytes + bytes as u64 > queue_bytes {
+            self.overflows += 1;
+            return None;
+        }
+        *free_at_ns = now_ns.max(*free_at_ns) + bytes as u64 * MS / bytes_per_ms;
+        Some(*free_at_ns)
     }
 
     /// Draws an event of probability `thousandths` / 1000 (xorshift).
@@ -54,6 +80,7 @@ impl Wire {
         if self.happens(self.link.lost) {
             return;
         }
+        let Some(now_ns) = self.depart(now_ns, to_b, bytes.len()) else { return };
         if self.happens(self.link.corrupted) {
             let at = self.state as usize % bytes.len();
             bytes[at] ^= 1 << (self.state % 8);
@@ -306,6 +333,11 @@ impl Exchange {
         self.server.received.len() >= bytes
     }
 
+    /// Frames that the queues of the link had no space for.
+    pub fn overflows(&self) -> u64 {
+        self.wire.overflows
+    }
+
     /// Window that the server offers, in bytes.
     pub fn server_window(&self) -> u32 {
         let info = self.server.id.and_then(|id| self.b.stack.tcp_info(id));
@@ -529,7 +561,8 @@ prop_compose! {
         delay_us in 1u64..100_000,
         seed in any::<u64>(),
     ) -> Link {
-        Link { lost, duplicated, delayed, corrupted, delay_ns: delay_us * 1000, seed }
+        let delay_ns = delay_us * 1000;
+        Link { lost, duplicated, delayed, corrupted, delay_ns, seed, ..Link::default() }
     }
 }
 

@@ -11,6 +11,7 @@
 //!
 //! ```text
 //! set family v4                run for this family only
+//! set mtu 68                   MTU of the link; below 1280 only IPv4
 //! set option no-delay          also: ecn, receive-buffer N, send-buffer N,
 //!                              keepalive IDLE INTERVAL PROBES (ms),
 //!                              user-timeout MS, newreno
@@ -25,7 +26,8 @@
 //! ```text
 //! < FLAGS SEQ[..END] [ack N] [win N] [ce] [urg N] [<OPTIONS>]   the peer sends
 //! > FLAGS SEQ[..END] [ack N] [win N] [ect] [<OPTIONS>]          the stack has sent
-//! < icmp too-big MTU SEQ | < icmp port SEQ | < icmp host SEQ    quoting the stack's SEQ
+//! < icmp too-big MTU SEQ | < icmp port SEQ | < icmp host SEQ | < icmp prohibited SEQ
+//!                                            quoting the stack's SEQ
 //! listen [error KIND] | accept [wait] | connect | close | abort | close-listener
 //! shutdown read|write|both
 //! send N [= M]     writes N bytes; M were accepted, if not all
@@ -55,7 +57,8 @@ use tidegate_wire::tcp::{TcpFlags, TcpOption};
 use tidegate_wire::{DropCounters, DropReason, Ipv4Header, Ipv6Header, Protocol, TcpHeader, tcp};
 
 use crate::kit::packets::{
-    frame, ip_with_class, packet_too_big, port_unreachable, transport_pseudo,
+    frame, host_prohibited, host_unreachable, ip_with_class, packet_too_big, port_unreachable,
+    transport_pseudo,
 };
 use crate::kit::{Family, TestHost, config, mac};
 use crate::migration::{UNKNOWN_ID, migrate_all, new_id};
@@ -170,7 +173,13 @@ impl Script {
                 _ => {}
             }
         }
-        let config = config(1).limits(limits);
+        let mut config = config(1).limits(limits);
+        for line in &lines {
+            if let Some(mtu) = line.strip_prefix("set mtu ") {
+                config.mtu = mtu.parse().expect(line);
+                config.addresses.retain(|address| address.address().is_ipv4());
+            }
+        }
         let mut host = TestHost::quiet(config.clone());
         host.stack.set_neighbour(host.now_ns, family.host(2), Some(mac(2)), &mut host.arena);
         let start_ns = host.now_ns;
@@ -377,7 +386,7 @@ impl Script {
             }
             ["salt", n] => self.salt = n.parse().unwrap(),
             ["limit", "backlog", n] => self.backlog = n.parse().unwrap(),
-            ["limit" | "family", ..] => {}
+            ["limit" | "family" | "mtu", ..] => {}
             ["peer-isn", n] => {
                 self.peer_isn = n.parse().unwrap();
                 (self.our_isn, self.our_ts) = (None, None);
@@ -797,7 +806,8 @@ impl Script {
         let packet = match words {
             ["too-big", mtu, _] => packet_too_big(peer, us, mtu.parse().unwrap(), quote),
             ["port", _] => port_unreachable(peer, us, quote),
-            ["host", _] => crate::kit::packets::host_unreachable(peer, us, quote),
+            ["host", _] => host_unreachable(peer, us, quote),
+            ["prohibited", _] => host_prohibited(peer, us, quote),
             _ => self.fail("unknown ICMP error"),
         };
         self.host.feed(&frame(&packet));

@@ -15,7 +15,12 @@ fn every_script() {
 const RESETS_ARE_LIMITED: &str = "rfc9293-3.10.7.1-resets-are-limited.tcp";
 
 /// Scripts that need what a snapshot leaves out: rate limits, and the state before a recovery.
-const NEED_ONE_STACK: &[&str] = &[RESETS_ARE_LIMITED, "rfc3708-needless-time-out.tcp"];
+const NEED_ONE_STACK: &[&str] = &[
+    RESETS_ARE_LIMITED,
+    "rfc3708-needless-time-out.tcp",
+    "rfc5682-3.1-needed-time-out.tcp",
+    "rfc5682-3.1-spurious-time-out.tcp",
+];
 
 #[test]
 fn every_script_across_upgrades_at_rest() {
@@ -27,6 +32,7 @@ fn every_script_across_upgrades_at_rest() {
 /// Segments in flight when the stack is replaced give no sample. These scripts expect its
 /// effects: other time-outs, and tolerance of segments that may only be delayed.
 const NEED_RTT_SAMPLES: &[&str] = &[
+    "pacing-after-a-pause.tcp",
     "hostile-shrinking-window.tcp",
     "hostile-window-never-opens.tcp",
     "rfc2018-8-reneging.tcp",
@@ -38,6 +44,7 @@ const NEED_RTT_SAMPLES: &[&str] = &[
     "rfc4821-7.7-black-hole.tcp",
     "rfc6298-5-retransmission-time-out.tcp",
     "rfc6298-5.7-backed-off-until-a-sample.tcp",
+    "rfc6298-5.7-closed-window-keeps-the-back-off.tcp",
     "rfc6675-5-selective-retransmission.tcp",
     "rfc8985-6.2-reordering-timer.tcp",
     "rfc8985-6.2-reordering.tcp",
@@ -45,6 +52,7 @@ const NEED_RTT_SAMPLES: &[&str] = &[
     "rfc9293-3.8.3-user-timeout.tcp",
     "rfc9293-3.8.6.1-zero-window-probes.tcp",
     "rfc9293-3.8.6.2.1-silly-window-sender.tcp",
+    "rfc9406-4.2-cautious-slow-start.tcp",
 ];
 
 #[test]

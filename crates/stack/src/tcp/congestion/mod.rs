@@ -4,10 +4,14 @@
 //! Loss detection is elsewhere; this module only adapts the window.
 
 mod cubic;
+mod hystart;
 mod newreno;
 
 use cubic::Cubic;
+use hystart::{HyStart, SlowStartStep};
 use newreno::NewReno;
+
+use crate::tcp::seq::Seq;
 
 /// Initial window in segments (RFC 6928 section 2).
 pub(crate) const INITIAL_WINDOW_SEGMENTS: u32 = 10;
@@ -42,6 +46,11 @@ pub(crate) struct AckInfo {
     pub(crate) now_ns: u64,
     /// Smoothed round-trip time.
     pub(crate) rtt_ns: u64,
+    /// Round-trip time of the acknowledged segment, if it was sent once.
+    pub(crate) sample_ns: Option<u64>,
+    /// SND.UNA after the acknowledgement, and SND.NXT.
+    pub(crate) una: Seq,
+    pub(crate) nxt: Seq,
 }
 
 /// Congestion control algorithm.
@@ -58,6 +67,8 @@ pub(crate) trait CongestionAlgorithm {
 
 #[derive(Clone, Copy, Debug)]
 enum Algorithm {
+    /// The initial slow start, before the first congestion event.
+    InitialSlowStart(CongestionControl, HyStart),
     Cubic(Cubic),
     NewReno(NewReno),
 }
@@ -81,10 +92,7 @@ pub(crate) struct CongestionController {
 
 impl CongestionController {
     pub(crate) fn new(kind: CongestionControl, mss: u32) -> Self {
-        let algorithm = match kind {
-            CongestionControl::Cubic => Algorithm::Cubic(Cubic::default()),
-            CongestionControl::NewReno => Algorithm::NewReno(NewReno),
-        };
+        let algorithm = Algorithm::InitialSlowStart(kind, HyStart::new());
         let window = CongestionWindow { cwnd: initial_window(mss), ssthresh: u32::MAX };
         Self { window, algorithm }
     }
@@ -93,7 +101,7 @@ impl CongestionController {
     pub(crate) fn save(&self) -> ControllerSnapshot {
         let (w_max, w_last_max) = match &self.algorithm {
             Algorithm::Cubic(cubic) => cubic.windows(),
-            Algorithm::NewReno(_) => (0.0, 0.0),
+            Algorithm::InitialSlowStart(..) | Algorithm::NewReno(_) => (0.0, 0.0),
         };
         let CongestionWindow { cwnd, ssthresh } = self.window;
         ControllerSnapshot { cwnd, ssthresh, w_max, w_last_max }
@@ -104,18 +112,33 @@ impl CongestionController {
         let mut controller = Self::new(kind, mss);
         controller.window =
             CongestionWindow { cwnd: saved.cwnd.max(mss), ssthresh: saved.ssthresh };
+        if saved.ssthresh < u32::MAX {
+            controller.end_initial_slow_start();
+        }
         if let Algorithm::Cubic(cubic) = &mut controller.algorithm {
             *cubic = Cubic::with_windows(saved.w_max, saved.w_last_max);
         }
         controller
     }
 
-    fn algorithm(&mut self) -> (&mut dyn CongestionAlgorithm, &mut CongestionWindow) {
-        let algorithm: &mut dyn CongestionAlgorithm = match &mut self.algorithm {
-            Algorithm::Cubic(cubic) => cubic,
-            Algorithm::NewReno(newreno) => newreno,
-        };
-        (algorithm, &mut self.window)
+    /// Goes over to the algorithm of congestion avoidance for good (RFC 9406 section 4.3).
+    fn end_initial_slow_start(&mut self) {
+        if let Algorithm::InitialSlowStart(kind, _) = self.algorithm {
+            self.algorithm = match kind {
+                CongestionControl::Cubic => Algorithm::Cubic(Cubic::default()),
+                CongestionControl::NewReno => Algorithm::NewReno(NewReno),
+            };
+        }
+    }
+
+    /// Grows the window in congestion avoidance.
+    fn grow(&mut self, acked: &AckInfo) {
+        self.end_initial_slow_start();
+        match &mut self.algorithm {
+            Algorithm::Cubic(cubic) => cubic.on_ack(&mut self.window, acked),
+            Algorithm::NewReno(newreno) => newreno.on_ack(&mut self.window, acked),
+            Algorithm::InitialSlowStart(..) => {}
+        }
     }
 
     #[inline]
@@ -123,6 +146,7 @@ impl CongestionController {
         match &mut self.algorithm {
             Algorithm::Cubic(cubic) => cubic.pause_growth(),
             Algorithm::NewReno(newreno) => newreno.pause_growth(),
+            Algorithm::InitialSlowStart(..) => {}
         }
     }
 
@@ -139,22 +163,35 @@ impl CongestionController {
             return self.pause_growth();
         }
         let CongestionWindow { cwnd, ssthresh } = self.window;
-        if cwnd < ssthresh {
-            // Slow start by bytes (RFC 3465; the limit is the whole acknowledgement, as in
-            // RFC 9406).
-            let grown = cwnd.saturating_add(acked.bytes);
-            self.window.cwnd = grown.min(ssthresh.max(cwnd));
-            return;
+        if cwnd >= ssthresh {
+            return self.grow(acked);
         }
-        let (algorithm, window) = self.algorithm();
-        algorithm.on_ack(window, acked);
+        // Slow start by bytes (RFC 3465; the limit is the whole acknowledgement, as in RFC 9406).
+        let step = match &mut self.algorithm {
+            Algorithm::InitialSlowStart(_, hystart) => hystart.on_ack(acked),
+            Algorithm::Cubic(_) | Algorithm::NewReno(_) => SlowStartStep::Grow(acked.bytes),
+        };
+        match step {
+            SlowStartStep::Grow(bytes) => {
+                self.window.cwnd = cwnd.saturating_add(bytes).min(ssthresh);
+            }
+            SlowStartStep::End => {
+                self.window.ssthresh = cwnd;
+                self.grow(acked);
+            }
+        }
     }
 
     /// Lowers the threshold after a loss or a congestion mark, with `flight` bytes in flight. The
     /// window follows during recovery or at [`CongestionController::end_recovery`].
     pub(crate) fn on_congestion(&mut self, flight: u32, mss: u32) {
-        let (algorithm, window) = self.algorithm();
-        window.ssthresh = algorithm.on_congestion(window, flight, mss).max(2 * mss);
+        self.end_initial_slow_start();
+        let ssthresh = match &mut self.algorithm {
+            Algorithm::Cubic(cubic) => cubic.on_congestion(&self.window, flight, mss),
+            Algorithm::NewReno(newreno) => newreno.on_congestion(&self.window, flight, mss),
+            Algorithm::InitialSlowStart(..) => self.window.ssthresh,
+        };
+        self.window.ssthresh = ssthresh.max(2 * mss);
     }
 
     /// Sets the window to the threshold.
@@ -173,8 +210,7 @@ impl CongestionController {
     }
 
     /// Limits the window to the initial window after a pause of transmission longer than the
-    /// retransmission time-out (RFC 5681 section 4.1): without pacing, an old window would leave as
-    /// one burst. Slow start returns to three quarters of the old window (RFC 7661 section 4.4.3).
+    /// retransmission time-out (RFC 5681 section 4.1): what the path carries may have changed. Slow start returns to three quarters of the old window (RFC 7661 section 4.4.3).
     pub(crate) fn restart_after_idle(&mut self, mss: u32) {
         let CongestionWindow { cwnd, ssthresh } = self.window;
         self.window.ssthresh = ssthresh.max(cwnd - cwnd / 4);
@@ -195,7 +231,15 @@ mod tests {
     const MSS: u32 = 1000;
 
     fn acked(bytes: u32, now_ns: u64) -> AckInfo {
-        AckInfo { bytes, mss: MSS, now_ns, rtt_ns: 100_000_000 }
+        AckInfo {
+            bytes,
+            mss: MSS,
+            now_ns,
+            rtt_ns: 100_000_000,
+            sample_ns: None,
+            una: Seq(0),
+            nxt: Seq(0),
+        }
     }
 
     #[test]
@@ -316,7 +360,7 @@ mod tests {
         let mut now_ns = 0;
         for _ in 0..20 {
             for _ in 0..begin / MSS {
-                cubic.on_ack(&AckInfo { bytes: MSS, mss: MSS, now_ns, rtt_ns: 1_000_000 }, true);
+                cubic.on_ack(&AckInfo { rtt_ns: 1_000_000, ..acked(MSS, now_ns) }, true);
             }
             now_ns += 1_000_000;
         }

@@ -51,7 +51,7 @@ impl Connection {
         }
         self.finish_tail_probe(segment.ack, outstanding, duplicate, &progress);
         if self.recovery.may_undo() {
-            self.undo_if_needless(&arrival, segment, &progress);
+            self.undo_if_needless(&arrival, segment, &progress, duplicate);
         }
         if sack {
             self.detect_lost(now_ns);
@@ -143,10 +143,13 @@ impl Connection {
         arrival: &AckArrival,
         segment: &Segment<'_>,
         progress: &AckProgress,
+        duplicate: bool,
     ) {
-        let (dsack, progressed) = (progress.dsack, progress.acked > 0);
-        let has_mark = segment.flags.contains(TcpFlags::ECE);
-        if !has_mark && self.recovery.undo_if_needless(arrival, segment.ack, dsack, progressed) {
+        if segment.flags.contains(TcpFlags::ECE) {
+            return;
+        }
+        let (recovery, send, ack) = (&mut self.recovery, &self.send, segment.ack);
+        if recovery.undo_if_needless(arrival, ack, send, progress, duplicate) {
             self.flags.remove(ConnFlags::FORCE_RETRANSMISSION);
         }
     }

@@ -98,20 +98,25 @@ impl Connection {
         if !acceptable {
             // Simultaneous open (RFC 9293 section 3.5, figure 8).
             self.state = TcpState::SynReceived;
-            self.flags.remove(ConnFlags::ECN);
+            self.restrict_ecn(segment);
             self.acknowledge_now();
             return Ok(false);
         }
-        self.flags.set(
-            ConnFlags::ECN,
-            self.flags.contains(ConnFlags::ECN)
-                && segment.flags.contains(TcpFlags::ECE)
-                && !segment.flags.contains(TcpFlags::CWR),
-        );
+        self.restrict_ecn(segment);
         self.on_ack(now_ns, segment, false, shared);
         self.establish(now_ns, outcome);
         self.acknowledge_now();
         Ok(true)
+    }
+
+    /// Ends ECN unless the SYN of the peer agrees: both bits of a SYN, only ECE of a SYN-ACK
+    /// (RFC 3168 section 6.1.1).
+    fn restrict_ecn(&mut self, syn: &Segment<'_>) {
+        let bits = TcpFlags(syn.flags.0 & ECN_BITS.0);
+        let expected = if syn.is_ack() { TcpFlags::ECE } else { ECN_BITS };
+        if bits != expected {
+            self.flags.remove(ConnFlags::ECN);
+        }
     }
 
     /// Applies the options of a SYN (RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2,
@@ -168,6 +173,7 @@ impl Connection {
             && segment.is_syn()
             && segment.seq + 1 == self.receive.nxt
         {
+            self.restrict_ecn(&segment);
             if !segment.is_ack() {
                 // Our SYN-ACK was lost.
                 self.acknowledge_now();
@@ -283,7 +289,6 @@ impl Connection {
         }
         let failure = match self.state {
             TcpState::SynReceived if !self.flags.contains(ConnFlags::PASSIVE) => Failure::Refused,
-            TcpState::Closing | TcpState::LastAck => Failure::AlreadyClosed,
             _ => Failure::Reset,
         };
         self.abort(shared, Some(failure), false);
@@ -332,7 +337,7 @@ impl Connection {
             self.recovery.retries = 0;
         }
         if before == 0 && self.send.window > 0 && self.timers.rtx == RtxTimer::Persist {
-            self.on_window_reopened(segment.ack);
+            self.on_window_reopened(now_ns, segment.ack);
         }
         self.on_ack(now_ns, segment, duplicate, shared);
         self.on_fin_acknowledged(now_ns, shared);
@@ -351,8 +356,9 @@ impl Connection {
     }
 
     /// Retransmits at once the segment that was sent into the closed window.
-    fn on_window_reopened(&mut self, ack: Seq) {
-        self.recovery.rtt.backoff = 0;
+    fn on_window_reopened(&mut self, now_ns: u64, ack: Seq) {
+        self.timers.window_probes_sent = 0;
+        self.timers.rto_base_ns = now_ns;
         self.timers.rtx = RtxTimer::Off;
         if ack == self.send.una && self.recovery.mark_first_lost() {
             self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
@@ -430,17 +436,17 @@ impl Connection {
             self.abort(shared, Some(Failure::Reset), true);
             return Ok(());
         }
-        let window = self.receive.edge.since(segment.seq) as usize;
+        let window = self.receive.data_end().since(segment.seq) as usize;
         let fits = segment.payload.len().min(window);
-        if fits > 0 {
-            self.accept_payload(now_ns, segment.seq, &segment.payload[..fits], shared)?;
-        }
-        if fits < segment.payload.len() {
+        if fits > 0 && self.accept_payload(now_ns, segment.seq, &segment.payload[..fits], shared)? {
+            self.accept_fin(now_ns, shared);
+        } else if fits < segment.payload.len() {
             // The rest lies beyond the window.
             self.acknowledge_now();
         } else if segment.is_fin() && self.receive.nxt == payload_end {
             self.accept_fin(now_ns, shared);
         } else if segment.is_fin() && payload_end.is_after(self.receive.nxt) {
+            self.receive.take_fin_out_of_order(payload_end, shared);
             self.acknowledge_now();
         }
         if self.flags.contains(ConnFlags::READ_SHUT) && self.readable() > 0 {
@@ -461,7 +467,11 @@ impl Connection {
     }
 }
 
-/// The flags of a segment without SYN.
+/// Flags of a SYN by which both sides agree on ECN.
+const ECN_BITS: TcpFlags = TcpFlags(TcpFlags::ECE.0 | TcpFlags::CWR.0);
+
+/// The flags of a segment without SYN, and without the ECN bits, which say something else in other
+/// segments.
 fn without_syn(segment: &Segment<'_>) -> TcpFlags {
-    TcpFlags(segment.flags.0 & !TcpFlags::SYN.0)
+    TcpFlags(segment.flags.0 & !(TcpFlags::SYN.0 | ECN_BITS.0))
 }

@@ -12,16 +12,21 @@ use crate::tcp::socket::TcpState;
 use crate::tcp::timers::NEVER;
 
 impl Connection {
-    /// Largest payload of one segment from the peer, in bytes. `link_mss` is the largest payload
-    /// of the link for IPv4 without options.
+    /// MSS to announce: the largest payload that the link carries (RFC 9293 section 3.7.1).
+    /// `link_mss` is the largest payload of the link for IPv4.
+    pub(crate) fn mss_of_link(&self, link_mss: u16) -> u16 {
+        link_mss.saturating_sub(if self.tuple.is_v4() { 0 } else { 20 })
+    }
+
+    /// Largest payload of one segment from the peer, in bytes.
     fn max_payload_bytes(&self, link_mss: u16) -> usize {
-        let extra_ip_header = if self.tuple.is_v4() { 0 } else { 20 };
         let options = if self.flags.contains(ConnFlags::TIMESTAMPS) { TIMESTAMPS_BYTES } else { 0 };
-        usize::from(link_mss).saturating_sub(extra_ip_header + options)
+        usize::from(self.mss_of_link(link_mss)).saturating_sub(options)
     }
 
     /// Accepts the payload of a segment, trimmed to the window. `start` is the sequence number of
-    /// its first byte (RFC 9293 section 3.10.7.4, seventh).
+    /// its first byte (RFC 9293 section 3.10.7.4, seventh). Returns true when a FIN that arrived
+    /// earlier is next.
     ///
     /// # Errors
     /// [`DropReason::TcpMemory`] when there is no memory for the payload.
@@ -31,14 +36,14 @@ impl Connection {
         start: Seq,
         data: &[u8],
         shared: &mut TcpShared,
-    ) -> Result<(), DropReason> {
+    ) -> Result<bool, DropReason> {
         let end = start + data.len() as u32;
         // A longer payload consists of several segments that the device has coalesced.
         let segment_bytes = data.len().min(self.max_payload_bytes(shared.link_mss)) as u16;
         self.receive.mss = self.receive.mss.max(segment_bytes);
         if !end.is_after(self.receive.nxt) {
             self.record_dsack_range(start, end);
-            return Ok(());
+            return Ok(false);
         }
         if start.is_before(self.receive.nxt) {
             self.record_dsack_range(start, self.receive.nxt);
@@ -46,7 +51,7 @@ impl Connection {
         let skipped = self.receive.nxt.since(start);
         let (start, data) = (start + skipped, &data[skipped as usize..]);
         if start.is_after(self.receive.nxt) {
-            return self.accept_out_of_order(start, data, shared);
+            return self.accept_out_of_order(start, data, shared).map(|()| false);
         }
         let buffer_bytes = self.receive_buffer_bytes();
         if self.receive.is_growth_due(buffer_bytes) {
@@ -58,13 +63,14 @@ impl Connection {
             0 => self.receive.first_duplicate(start, end),
             _ => None,
         };
-        let moved_a_gap = self.receive.take_in_order(data, shared)?;
+        let taken = self.receive.take_in_order(data, shared)?;
         if let Some((start, end)) = duplicate {
             self.record_dsack_range(start, end);
         }
         // RFC 5681 section 4.2: acknowledge at least every second segment, immediately
         // when a gap closes, otherwise with a delay.
-        if moved_a_gap || self.receive.received_since_ack() >= 2 * u32::from(self.receive.mss) {
+        if taken.moved_a_gap || self.receive.received_since_ack() >= 2 * u32::from(self.receive.mss)
+        {
             self.acknowledge_now();
         } else {
             self.timers.delay_ack(now_ns);
@@ -73,7 +79,7 @@ impl Connection {
         if !had_data || self.readable() >= low {
             self.flags.insert(ConnFlags::NOTIFY_READABLE);
         }
-        Ok(())
+        Ok(taken.reaches_fin)
     }
 
     /// Adapts the receive buffer of `buffer_bytes` to what the application reads in a round trip

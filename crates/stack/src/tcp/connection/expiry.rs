@@ -74,15 +74,26 @@ impl Connection {
         self.timers.set_idle(now_ns, u64::from(keepalive.interval_ms) * NS_PER_MS);
     }
 
-    /// Sets the timer for the segments in flight (RFC 6298 section 5, RFC 8985 section 7.2).
+    /// Sets the timer: for the segments in flight, or earlier for data that waits for its time.
     pub(crate) fn arm_timer(&mut self, now_ns: u64) {
+        self.arm_flight_timer(now_ns);
+        if let Some(pacing_at_ns) = self.recovery.pacing_deadline_ns()
+            && pacing_at_ns < self.timers.rtx_deadline_ns
+        {
+            self.timers.set_rtx(RtxTimer::Pacing, pacing_at_ns);
+        }
+    }
+
+    /// Sets the timer for the segments in flight (RFC 6298 section 5, RFC 8985 section 7.2).
+    fn arm_flight_timer(&mut self, now_ns: u64) {
         let Some(flight) = self.recovery.flight.as_ref().filter(|flight| !flight.is_empty()) else {
             return self.arm_window_probe(now_ns);
         };
-        let rto_at_ns = self.timers.rto_base_ns.saturating_add(self.recovery.rtt.rto_ns());
         if self.send.window == 0 && flight.len() == 1 && self.is_synchronized() {
-            return self.timers.set_rtx(RtxTimer::Persist, rto_at_ns);
+            let probe_at_ns = self.timers.rto_base_ns.saturating_add(self.probe_wait_ns());
+            return self.timers.set_rtx(RtxTimer::Persist, probe_at_ns);
         }
+        let rto_at_ns = self.timers.rto_base_ns.saturating_add(self.recovery.rtt.rto_ns());
         let user_timeout_at_ns = self.options.user_timeout_ms.map_or(NEVER, |limit_ms| {
             self.timers.stalled_since_ns.saturating_add(u64::from(limit_ms) * NS_PER_MS)
         });
@@ -124,13 +135,18 @@ impl Connection {
         {
             self.timers.clear_rtx();
         } else if self.timers.rtx != RtxTimer::Persist {
-            self.recovery.rtt.backoff = 0;
+            self.timers.window_probes_sent = 0;
             self.timers.stalled_since_ns = now_ns;
-            let rto_ns = self.recovery.rtt.rto_ns();
-            self.timers.set_rtx(RtxTimer::Persist, now_ns.saturating_add(rto_ns));
+            let wait_ns = self.probe_wait_ns();
+            self.timers.set_rtx(RtxTimer::Persist, now_ns.saturating_add(wait_ns));
         } else if self.timers.rtx_deadline_ns == NEVER {
-            self.timers.rtx_deadline_ns = now_ns.saturating_add(self.recovery.rtt.rto_ns());
+            self.timers.rtx_deadline_ns = now_ns.saturating_add(self.probe_wait_ns());
         }
+    }
+
+    /// Time until the next window probe.
+    fn probe_wait_ns(&self) -> u64 {
+        self.recovery.rtt.probe_wait_ns(self.timers.window_probes_sent)
     }
 
     /// Handles expiry of the timer for segments in flight. The timer restarts only after the
@@ -148,6 +164,10 @@ impl Connection {
                     self.recovery.enter_fast_recovery(&self.send, outstanding);
                     self.on_recovery_entered();
                 }
+                self.flags.insert(ConnFlags::WANTS_OUTPUT);
+            }
+            RtxTimer::Pacing => {
+                self.recovery.end_pacing_wait();
                 self.flags.insert(ConnFlags::WANTS_OUTPUT);
             }
             RtxTimer::TailProbe => {
@@ -184,13 +204,13 @@ impl Connection {
     fn on_window_probe(&mut self, now_ns: u64, shared: &mut TcpShared) {
         self.recovery.retries = self.recovery.retries.saturating_add(1);
         let probes = match shared.pool.is_scarce() {
-            true => self.recovery.retries.max(self.recovery.rtt.backoff),
+            true => self.recovery.retries.max(self.timers.window_probes_sent),
             false => self.recovery.retries,
         };
         if probes > MAX_DATA_RETRIES || self.should_give_up(now_ns) {
             return self.give_up(shared);
         }
-        self.recovery.rtt.back_off();
+        self.timers.window_probes_sent = self.timers.window_probes_sent.saturating_add(1);
         self.timers.rto_base_ns = now_ns;
         if self.recovery.mark_first_lost() {
             self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
@@ -217,9 +237,10 @@ impl Connection {
         let Some(flight) = &mut self.recovery.flight else { return };
         flight.reorder_deadline_ns = 0;
         if self.is_synchronized() {
-            self.recovery.enter_loss(&self.send, outstanding);
+            let sack = self.flags.contains(ConnFlags::SACK);
+            self.recovery.enter_loss(&self.send, outstanding, sack);
             if self.recovery.retries == BLACK_HOLE_RETRIES {
-                let (is_v4, sack) = (self.tuple.is_v4(), self.flags.contains(ConnFlags::SACK));
+                let is_v4 = self.tuple.is_v4();
                 self.recovery.on_black_hole(now_ns, &mut self.send, is_v4, sack);
             }
         } else {

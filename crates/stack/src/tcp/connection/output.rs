@@ -8,7 +8,6 @@ use crate::tcp::flags::ConnFlags;
 use crate::tcp::options::OptionBytes;
 use crate::tcp::recovery::{RecoveryPhase, SentSegment};
 use crate::tcp::segment::OutSegment;
-use crate::tcp::send::{DEFAULT_MSS, mss_of_mtu};
 use crate::tcp::seq::Seq;
 use crate::tcp::socket::TcpState;
 use crate::tcp::timers::RtxTimer;
@@ -28,7 +27,7 @@ impl Connection {
     ) -> Option<OutSegment> {
         let out = match self.state {
             TcpState::Closed => self.reset_out(),
-            TcpState::SynSent | TcpState::SynReceived => self.syn_out(now_ns, mtu, shared),
+            TcpState::SynSent | TcpState::SynReceived => self.syn_out(now_ns, shared),
             TcpState::TimeWait | TcpState::FinWait2 => self.ack_out(now_ns),
             _ => {
                 self.set_mtu(mtu);
@@ -63,7 +62,7 @@ impl Connection {
     }
 
     /// Returns the SYN or SYN-ACK if it is due, for the first time or as a retransmission.
-    fn syn_out(&mut self, now_ns: u64, mtu: usize, shared: &mut TcpShared) -> Option<OutSegment> {
+    fn syn_out(&mut self, now_ns: u64, shared: &mut TcpShared) -> Option<OutSegment> {
         let iss = self.send.base - 1;
         let first = self.recovery.flight.is_none();
         let is_retransmission = !first && self.flags.contains(ConnFlags::FORCE_RETRANSMISSION);
@@ -91,17 +90,20 @@ impl Connection {
         }
         // No answer may mean that the peer or a router does not handle the ECN bits
         // (RFC 3168 section 6.1.1.1).
+        if is_retransmission {
+            self.flags.insert(ConnFlags::SENDS_NO_ECT);
+        }
         if self.flags.contains(ConnFlags::ECN) && !is_retransmission {
             let bits = if is_syn_ack { TcpFlags::ECE } else { TcpFlags::ECE | TcpFlags::CWR };
             out.flags = out.flags | bits;
         }
-        out.options = self.syn_options(now_ns, mtu, is_syn_ack);
+        out.options = self.syn_options(now_ns, shared.link_mss, is_syn_ack);
         Some(out)
     }
 
-    fn syn_options(&self, now_ns: u64, mtu: usize, is_syn_ack: bool) -> OptionBytes {
+    fn syn_options(&self, now_ns: u64, link_mss: u16, is_syn_ack: bool) -> OptionBytes {
         let mut options = OptionBytes::new();
-        options.push_mss(self.offered_mss(mtu));
+        options.push_mss(self.mss_of_link(link_mss));
         // A SYN-ACK offers only the options that the SYN has offered.
         if self.flags.contains(ConnFlags::SACK) || !is_syn_ack {
             options.push_sack_permitted();
@@ -114,12 +116,6 @@ impl Connection {
             options.push_window_shift(self.receive.window_shift);
         }
         options
-    }
-
-    /// MSS to announce: the largest payload that the link carries (RFC 9293 section 3.7.1).
-    fn offered_mss(&self, mtu: usize) -> u16 {
-        let is_v4 = self.tuple.is_v4();
-        mss_of_mtu(mtu, is_v4).max(DEFAULT_MSS[usize::from(!is_v4)])
     }
 
     /// Records a segment as sent.
@@ -151,7 +147,15 @@ impl Connection {
         {
             return self.ack_out(now_ns);
         }
-        if let Some(out) = self.next_retransmission(now_ns) {
+        if self.recovery.prefers_new_data() {
+            if let Some(out) = self.new_data(now_ns, shared) {
+                return Some(out);
+            }
+            self.recovery.on_no_new_data(self.send.nxt);
+        }
+        if !self.recovery.prefers_new_data()
+            && let Some(out) = self.next_retransmission(now_ns)
+        {
             return Some(out);
         }
         if let Some(out) = self.new_data(now_ns, shared) {
@@ -234,6 +238,12 @@ impl Connection {
         if !self.fits_congestion_window(bytes, fin) {
             return None;
         }
+        let is_paced = bytes > 0 && !forced && !self.flags.contains(ConnFlags::TAIL_PROBE_NOW);
+        if is_paced && !self.recovery.take_pacing_credit(now_ns, &self.send, bytes) {
+            // The rate follows the window: a larger window is of use.
+            self.flags.insert(ConnFlags::WINDOW_LIMITED);
+            return None;
+        }
         let start = self.send.nxt;
         let end = start + bytes + u32::from(fin);
         self.record_sent(now_ns, shared, start, end, false, fin);
@@ -252,7 +262,8 @@ impl Connection {
             self.send.tail_probe_end = end;
         }
         let mut out = self.build_segment(now_ns, start, bytes, fin);
-        out.ecn_capable = self.flags.contains(ConnFlags::ECN);
+        out.ecn_capable =
+            self.flags.contains(ConnFlags::ECN) && !self.flags.contains(ConnFlags::SENDS_NO_ECT);
         if self.flags.contains(ConnFlags::ECN) && bytes > 0 && self.flags.take(ConnFlags::SEND_CWR)
         {
             out.flags = out.flags | TcpFlags::CWR;

@@ -67,7 +67,8 @@ pub(crate) struct ReceiveSnapshot<'a> {
     /// In-order data not yet read.
     #[cfg_attr(feature = "serde", serde(borrow))]
     pub(crate) data: SnapshotBytes<'a>,
-    /// Out-of-order data with its start; most recently updated last.
+    /// Out-of-order data with its start; most recently updated last. An entry without data is the
+    /// peer's FIN.
     #[cfg_attr(feature = "serde", serde(borrow))]
     pub(crate) out_of_order: Vec<(Seq, SnapshotBytes<'a>)>,
     dsack_range: (Seq, Seq),
@@ -80,6 +81,15 @@ pub(crate) struct ReceiveSnapshot<'a> {
     pub(crate) peer_window_shift: u8,
     ts_recent: u32,
     ts_recent_age_s: u32,
+}
+
+/// Effect of data in order.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct InOrder {
+    /// The data closed a gap or moved one.
+    pub(crate) moved_a_gap: bool,
+    /// The FIN at RCV.NXT has arrived earlier and is to be processed now.
+    pub(crate) reaches_fin: bool,
 }
 
 impl ReceiveState {
@@ -244,8 +254,15 @@ impl ReceiveState {
         count + queue.map_or(0, |gaps| gaps.newest_blocks(&mut blocks[count..]))
     }
 
+    /// End of the data that the peer may send: the right edge of the window, or a FIN that has
+    /// arrived.
+    #[inline]
+    pub(crate) fn data_end(&self) -> Seq {
+        let fin = self.out_of_order.as_ref().and_then(|queue| queue.fin());
+        fin.map_or(self.edge, |fin| fin.min(self.edge))
+    }
+
     /// Takes in data at RCV.NXT: stores it, and moves RCV.NXT behind it and behind what it joins.
-    /// Returns true when it closed a gap or moved one.
     ///
     /// # Errors
     /// [`DropReason::TcpMemory`] when there is no memory for the data.
@@ -254,21 +271,20 @@ impl ReceiveState {
         &mut self,
         data: &[u8],
         shared: &mut TcpShared,
-    ) -> Result<bool, DropReason> {
+    ) -> Result<InOrder, DropReason> {
         let end = self.nxt + data.len() as u32;
         self.store(self.nxt, data, &mut shared.pool)?;
-        let had_out_of_order = self.out_of_order.is_some();
-        let mut nxt = end;
-        if let Some(mut queue) = self.out_of_order.take() {
-            nxt = queue.advance(end);
-            if queue.is_empty() {
-                shared.recycle_out_of_order(queue);
-            } else {
-                self.out_of_order = Some(queue);
-            }
+        self.nxt = end;
+        let Some(mut queue) = self.out_of_order.take() else { return Ok(InOrder::default()) };
+        let (nxt, fin) = (queue.advance(end), queue.fin());
+        let reaches_fin = fin.is_some_and(|fin| fin.is_before(nxt));
+        self.nxt = fin.filter(|_| reaches_fin).unwrap_or(nxt);
+        if queue.is_empty() {
+            shared.recycle_out_of_order(queue);
+        } else {
+            self.out_of_order = Some(queue);
         }
-        self.nxt = nxt;
-        Ok(had_out_of_order)
+        Ok(InOrder { moved_a_gap: true, reaches_fin })
     }
 
     /// True if all of `start..end` lies beyond a gap and was received already.
@@ -311,13 +327,23 @@ impl ReceiveState {
         Ok(())
     }
 
-    /// Takes in saved out-of-order data if there is space; otherwise drops it. The peer still has
-    /// the data (RFC 2018 section 8).
+    /// Notes a FIN beyond a gap, with the number `seq`, unless memory is scarce: the peer sends the
+    /// FIN again.
+    pub(crate) fn take_fin_out_of_order(&mut self, seq: Seq, shared: &mut TcpShared) {
+        if !shared.pool.is_scarce() {
+            let queue = self.out_of_order.get_or_insert_with(|| shared.acquire_out_of_order());
+            queue.insert_fin(seq);
+        }
+    }
+
+    /// Takes in saved out-of-order data, or a FIN if there is no data, if there is space; otherwise
+    /// drops it. The peer still has the data (RFC 2018 section 8).
     pub(crate) fn restore_out_of_order(&mut self, start: Seq, data: &[u8], shared: &mut TcpShared) {
         let end = start + data.len() as u32;
-        let fits =
-            start.is_after(self.nxt) && start.is_before(end) && end.is_at_or_before(self.edge);
-        if fits {
+        let fits = start.is_after(self.nxt) && end.is_at_or_before(self.data_end());
+        if fits && data.is_empty() {
+            self.take_fin_out_of_order(start, shared);
+        } else if fits {
             let _ = self.take_out_of_order(start, data, shared);
         }
     }
@@ -363,12 +389,17 @@ impl ReceiveState {
             (start, self.queue.copy_bytes(pool, at, end.since(start)).into())
         };
         let gaps = self.out_of_order.iter();
+        let fin = self.out_of_order.as_ref().and_then(|gaps| gaps.fin());
+        // The number of the FIN has no byte in the queue.
+        let without_fin = |(start, end): (Seq, Seq)| (start, fin.map_or(end, |fin| fin.min(end)));
+        let ranges = gaps.flat_map(|gaps| gaps.ranges_by_recency()).map(without_fin);
+        let data = ranges.filter(|(start, end)| start.is_before(*end)).map(copy_range);
         ReceiveSnapshot {
             nxt: self.nxt,
             edge: self.edge,
             read: self.read_seq,
             data: self.queue.copy_bytes(pool, 0, unread).into(),
-            out_of_order: gaps.flat_map(|gaps| gaps.ranges_by_recency().map(copy_range)).collect(),
+            out_of_order: data.chain(fin.map(|fin| (fin, Vec::new().into()))).collect(),
             dsack_range: self.dsack_range,
             read_since_ack: self.read_since_ack,
             growth: self.growth,
@@ -470,11 +501,31 @@ mod tests {
         let mut receive = state();
         receive.take_out_of_order(Seq(1200), &[2; 100], &mut shared).unwrap();
         assert!(receive.has_beyond_gap(Seq(1210), Seq(1300)));
-        assert!(receive.take_in_order(&[1; 200], &mut shared).unwrap());
+        assert!(receive.take_in_order(&[1; 200], &mut shared).unwrap().moved_a_gap);
         assert_eq!((receive.nxt, receive.out_of_order.is_none()), (Seq(1300), true));
         let bytes = receive.queue.copy_bytes(&shared.pool, 0, 300);
         assert!(bytes[..200] == [1; 200] && bytes[200..] == [2; 100]);
-        assert!(!receive.take_in_order(&[3; 10], &mut shared).unwrap());
+        assert!(!receive.take_in_order(&[3; 10], &mut shared).unwrap().moved_a_gap);
+    }
+
+    #[test]
+    fn a_fin_beyond_a_gap_ends_the_data() {
+        let mut shared = TcpShared::new(1 << 20, 0, 1460);
+        let mut receive = state();
+        receive.take_fin_out_of_order(Seq(1300), &mut shared);
+        receive.take_fin_out_of_order(Seq(1400), &mut shared);
+        assert_eq!(receive.data_end(), Seq(1300), "the first FIN holds");
+        receive.take_out_of_order(Seq(1200), &[2; 100], &mut shared).unwrap();
+        let saved = receive.save(0, 0, 0, &shared.pool);
+        let gaps = saved.out_of_order.iter().map(|(start, data)| (*start, data.to_vec()));
+        assert!(gaps.eq([(Seq(1200), vec![2; 100]), (Seq(1300), vec![])]));
+        let taken = receive.take_in_order(&[1; 200], &mut shared).unwrap();
+        assert!(taken.moved_a_gap && taken.reaches_fin);
+        assert_eq!((receive.nxt, receive.out_of_order.is_none()), (Seq(1300), true));
+
+        receive.take_out_of_order(Seq(1400), &[2; 100], &mut shared).unwrap();
+        receive.take_fin_out_of_order(Seq(1450), &mut shared);
+        assert_eq!(receive.data_end(), receive.edge, "data has arrived beyond that FIN");
     }
 
     #[test]

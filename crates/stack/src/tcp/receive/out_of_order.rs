@@ -17,16 +17,36 @@ pub(crate) struct OutOfOrderQueue {
     /// Start of the data received last, most recent first. The ranges that hold these numbers are
     /// the SACK blocks; a number in no range is stale.
     recent: [Option<Seq>; MAX_SACK_BLOCKS],
+    /// Number of the peer's FIN, if the FIN has arrived. It is the last number of the last range.
+    fin: Option<Seq>,
 }
 
 impl OutOfOrderQueue {
     pub(crate) fn clear(&mut self) {
         self.ranges.clear();
         self.recent = Default::default();
+        self.fin = None;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
+    }
+
+    /// Number of the peer's FIN, if the FIN has arrived.
+    #[inline]
+    pub(super) fn fin(&self) -> Option<Seq> {
+        self.fin
+    }
+
+    /// Records the FIN with the number `seq`. Ignores a FIN where data has arrived or that
+    /// contradicts an earlier FIN, so that no data lies beyond a recorded FIN.
+    pub(super) fn insert_fin(&mut self, seq: Seq) {
+        let is_known = self.fin == Some(seq);
+        let is_last = self.ranges.back().is_none_or(|range| range.1.is_at_or_before(seq));
+        if is_known || self.fin.is_none() && is_last {
+            self.fin = Some(seq);
+            self.insert(seq, seq + 1);
+        }
     }
 
     /// Start and end of each range; those received last come last, most recent at the end.

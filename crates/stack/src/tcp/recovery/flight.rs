@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::pacing::Pacing;
 use super::sacked::SackedRanges;
 use crate::tcp::identity::milliseconds;
 use crate::tcp::seq::Seq;
@@ -86,6 +87,8 @@ pub(crate) struct AckProgress {
     pub(crate) dsack: Option<(Seq, Seq)>,
     /// A segment arrived after segments that were sent later: reordering.
     pub(crate) reordered: bool,
+    /// Start of the first newly acknowledged segment that was sent once.
+    pub(crate) first_original: Option<Seq>,
 }
 
 /// Judgement of RACK about a segment in flight.
@@ -129,6 +132,7 @@ pub(crate) struct Flight {
     /// Deadline of the reordering window; 0 for none.
     pub(crate) reorder_deadline_ns: u64,
     pub(crate) prr: PrrState,
+    pub(super) pacing: Pacing,
 }
 
 /// Proportional rate reduction (RFC 6937 section 3): bytes in flight when recovery began
@@ -285,6 +289,7 @@ impl Flight {
             rack_rtt_ns,
             reorder_deadline_ns,
             prr,
+            pacing,
         } = self;
         let keep = sent.capacity().max(resent.capacity()) <= MAX_RECYCLED_RECORDS;
         if !sent.is_empty() {
@@ -297,7 +302,8 @@ impl Flight {
         (*sacked_bytes, *sacked_segments, *lost_bytes) = (0, 0, 0);
         (*first_lost, *first_original, *highest_sacked) = (0, 0, Seq(0));
         (*rack_sent_ns, *rack_end, *rack_rtt_ns) = (0, Seq(0), 0);
-        (*reorder_deadline_ns, *dsack_round_end, *prr) = (0, None, PrrState::default());
+        (*reorder_deadline_ns, *dsack_round_end) = (0, None);
+        (*prr, *pacing) = (PrrState::default(), Pacing::default());
         keep
     }
 
@@ -472,6 +478,8 @@ impl Flight {
             }
         } else {
             progress.rtt_ns = Some(progress.rtt_ns.map_or(rtt_ns, |known| known.max(rtt_ns)));
+            let first = progress.first_original.map_or(sent.start, |known| known.min(sent.start));
+            progress.first_original = Some(first);
             if self.sacked_segments > 0 && sent.end.is_before(self.highest_sacked) {
                 progress.reordered = true;
             }
@@ -498,7 +506,10 @@ impl Flight {
 
     /// Judges a segment in flight by RACK.
     fn judge(&self, now_ns: u64, reordering_ns: u64, sent: &SentSegment) -> Judgement {
-        let due_ns = sent.sent_ns.saturating_add(self.rack_rtt_ns).saturating_add(reordering_ns);
+        // Nothing is lost at the moment at which it is sent: on a path without delay, it would be
+        // sent again and again.
+        let rtt_ns = self.rack_rtt_ns.max(1);
+        let due_ns = sent.sent_ns.saturating_add(rtt_ns).saturating_add(reordering_ns);
         match () {
             () if !sent.sent_before(self.rack_sent_ns, self.rack_end) => Judgement::NotOvertaken,
             () if due_ns > now_ns => Judgement::MayBeLate { until_ns: due_ns },
@@ -548,7 +559,8 @@ impl Flight {
         None
     }
 
-    /// Takes back the losses that a needless time-out has assumed.
+    /// Takes back the losses that a needless time-out has assumed. RACK begins anew: what arrived
+    /// was the original, not the retransmission.
     pub(super) fn unmark_lost(&mut self) {
         for sent in self.sent.iter_mut().filter(|sent| sent.lost) {
             sent.lost = false;
@@ -558,6 +570,7 @@ impl Flight {
         }
         self.resent.make_contiguous().sort_by_key(|entry| entry.0);
         (self.lost_bytes, self.first_original) = (0, 0);
+        (self.rack_sent_ns, self.rack_rtt_ns) = (0, 0);
     }
 
     /// Marks the first segment lost, for peers without SACK (RFC 6582).
@@ -611,6 +624,16 @@ mod tests {
 
     fn at(now_ns: u64) -> AckArrival {
         AckArrival { now_ns, min_rtt_ns: 5 * MS, echoed_ms: None }
+    }
+
+    #[test]
+    fn nothing_is_lost_at_the_moment_at_which_it_is_sent() {
+        let mut flight = flight(2);
+        flight.on_retransmitted(2 * MS, Seq(0), Seq(100));
+        let arrival = AckArrival { now_ns: 2 * MS, ..AckArrival::default() };
+        flight.sack(&arrival, Seq(100), Seq(200), &mut AckProgress::default());
+        assert_eq!(flight.detect_lost(2 * MS, 0), Some(2 * MS + 1));
+        assert_eq!(flight.lost_bytes(), 0);
     }
 
     fn sack(flight: &mut Flight, now_ns: u64, start: u32, end: u32) -> AckProgress {

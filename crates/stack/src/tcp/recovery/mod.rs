@@ -3,6 +3,7 @@
 
 mod flight;
 mod mtu_search;
+mod pacing;
 mod rtt;
 mod sacked;
 mod undo;
@@ -156,8 +157,12 @@ impl Recovery {
     /// selective acknowledgements no longer count.
     pub(crate) fn mark_all_lost(&mut self) {
         let distrust = self.retries > 1;
-        if let Some(flight) = &mut self.flight {
-            flight.mark_all_lost(distrust);
+        let Some(flight) = &mut self.flight else { return };
+        let had_sacked = flight.has_sacked();
+        flight.mark_all_lost(distrust);
+        if had_sacked && !flight.has_sacked() {
+            // What arrived before the time-out would look like late arrivals.
+            self.end_frto();
         }
     }
 
@@ -319,6 +324,9 @@ impl Recovery {
                     mss,
                     now_ns,
                     rtt_ns: self.rtt.smoothed_ns().unwrap_or(0),
+                    sample_ns: progress.rtt_ns,
+                    una: send.una,
+                    nxt: send.nxt,
                 };
                 let limited =
                     flags.contains(ConnFlags::WINDOW_LIMITED) || self.phase == RecoveryPhase::Loss;
@@ -351,10 +359,16 @@ impl Recovery {
     }
 
     /// Begins recovery after a time-out, with `outstanding` sequence numbers in flight. Returns to
-    /// slow start.
-    pub(crate) fn enter_loss(&mut self, send: &SendState, outstanding: u32) {
+    /// slow start. `sack`: both sides use SACK.
+    pub(crate) fn enter_loss(&mut self, send: &SendState, outstanding: u32, sack: bool) {
         if self.phase == RecoveryPhase::Open {
             self.begin_undo(send.una, send.nxt);
+            if sack && !self.has_mtu_probe() {
+                self.begin_frto();
+            }
+        } else if self.prefers_new_data() {
+            // RFC 5682 section 3.1 step 1: a second time-out is no longer watched.
+            self.end_frto();
         }
         let is_first = self.phase != RecoveryPhase::Loss;
         self.controller.on_timeout(outstanding, send.mss.into(), is_first);
@@ -588,7 +602,7 @@ mod tests {
     #[test]
     fn rfc3465_2_3_an_acknowledgement_after_a_time_out_is_worth_one_segment() {
         let (mut recovery, mut send) = in_flight();
-        recovery.enter_loss(&send, send.outstanding());
+        recovery.enter_loss(&send, send.outstanding(), true);
         send.una = Seq(9000);
         let progress = AckProgress { acked: 8000, delivered: 8000, ..AckProgress::default() };
         let segment = ack(9000, TcpFlags::ACK);

@@ -150,6 +150,11 @@ impl Recovery {
         only_probe_lost
     }
 
+    /// True while a probe is in flight.
+    pub(super) fn has_mtu_probe(&self) -> bool {
+        self.mtu_search().is_some_and(|search| search.probe_bytes > 0)
+    }
+
     /// Reacts to a retransmission time-out: a probe in flight counts as lost.
     pub(crate) fn on_mtu_probe_timeout(&mut self) {
         if let Some(search) = self.mtu_search_mut() {

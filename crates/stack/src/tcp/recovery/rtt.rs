@@ -93,12 +93,18 @@ impl RttEstimator {
 
     /// Retransmission time-out, doubled once per consecutive expiry.
     pub(crate) fn rto_ns(&self) -> u64 {
+        self.probe_wait_ns(0)
+    }
+
+    /// Time until the next window probe after `probes` probes: the retransmission time-out, doubled
+    /// once per probe (RFC 9293 section 3.8.6.1).
+    pub(crate) fn probe_wait_ns(&self, probes: u8) -> u64 {
         let rto_us = match self.smoothed_us {
             0 if self.lost_syn => INITIAL_RTO_AFTER_LOSS_US,
             0 => INITIAL_RTO_US,
             smoothed => (smoothed + (4 * self.variation_us).max(1000)).max(MIN_RTO_US),
         };
-        let doubled = u64::from(rto_us) << self.backoff.min(16);
+        let doubled = u64::from(rto_us) << self.backoff.saturating_add(probes).min(16);
         doubled.min(MAX_RTO_US.into()) * 1000
     }
 

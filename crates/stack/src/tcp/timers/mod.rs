@@ -38,6 +38,8 @@ pub(crate) enum RtxTimer {
     Reordering,
     /// Zero-window probe (RFC 9293 section 3.8.6.1).
     Persist,
+    /// New data waits, so that it does not leave as one burst.
+    Pacing,
 }
 
 /// Timers of a connection, and the times that they count from.
@@ -46,6 +48,9 @@ pub(crate) struct Timers {
     pub(crate) rtx: RtxTimer,
     /// Keep-alive probes sent since the last segment of the peer.
     pub(crate) keepalive_probes_sent: u8,
+    /// Probes sent into the peer's closed window. They are counted apart from the back-off of the
+    /// retransmission time-out: their answers are no round-trip samples.
+    pub(crate) window_probes_sent: u8,
     /// Due time of the next challenge ACK: rate limit of RFC 5961 section 7.
     challenge_due_ms: u32,
     pub(crate) rtx_deadline_ns: u64,
@@ -71,6 +76,7 @@ pub(crate) struct TimerSnapshot {
     ack_in_ns: Option<u64>,
     idle_in_ns: Option<u64>,
     keepalives: u8,
+    window_probes: u8,
     /// Time until the next challenge ACK is due at the latest; wraps.
     challenge_in_ms: u32,
 }
@@ -103,6 +109,7 @@ impl Timers {
         Self {
             rtx: RtxTimer::Off,
             keepalive_probes_sent: 0,
+            window_probes_sent: 0,
             challenge_due_ms: 0,
             rtx_deadline_ns: NEVER,
             ack_deadline_ns: NEVER,
@@ -183,6 +190,7 @@ impl Timers {
             ack_in_ns: remaining_ns(now_ns, self.ack_deadline_ns),
             idle_in_ns: remaining_ns(now_ns, self.idle_deadline_ns),
             keepalives: self.keepalive_probes_sent,
+            window_probes: self.window_probes_sent,
             challenge_in_ms: self.challenge_due_ms.wrapping_sub(milliseconds(now_ns)),
         }
     }
@@ -192,6 +200,7 @@ impl Timers {
         Self {
             rtx: saved.wait,
             keepalive_probes_sent: saved.keepalives,
+            window_probes_sent: saved.window_probes,
             challenge_due_ms: milliseconds(now_ns).wrapping_add(saved.challenge_in_ms),
             rtx_deadline_ns: deadline_ns(now_ns, saved.wait_in_ns),
             ack_deadline_ns: deadline_ns(now_ns, saved.ack_in_ns),
