@@ -301,6 +301,7 @@ pub unsafe extern "C" fn getsockname(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
+    moving::on_address_requested(fd);
     let known = fd_table::socket(fd).filter(|_| !runtime::is_child());
     let Some(Ok(local)) = known.map(|socket| socket.local_addr()) else {
         // SAFETY: the application's own call.

@@ -12,7 +12,7 @@ use super::{Endpoint, Listener, Socket, Stream, Udp, options, transfer, unspecif
 use crate::fd_table::{self, InUse};
 use crate::rules::{Protocol, is_loopback};
 use crate::signals::SignalGuard;
-use crate::{epoll, lifecycle, local_addresses, runtime};
+use crate::{epoll, lifecycle, local_addresses, log, raw, runtime};
 
 /// True when Tidegate can serve a socket with this address.
 fn has_address(net: &Net, local: SocketAddr) -> bool {
@@ -21,7 +21,8 @@ fn has_address(net: &Net, local: SocketAddr) -> bool {
 }
 
 /// Called after the kernel bound a socket to `local`. A UDP socket that asked for a port moves
-/// now: no later call shows that it is a server.
+/// now: no later call shows that it is a server. If the kernel chose the port, a server has to
+/// request it: see [`on_address_requested`].
 ///
 /// # Errors
 /// The rules move the socket, but Tidegate cannot take it.
@@ -39,6 +40,27 @@ pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<MoveOutcome> {
         return Ok(MoveOutcome::Kernel);
     }
     move_udp(fd, net, local, is_v6)
+}
+
+/// Called before the application requests the local address of a descriptor. A bound UDP socket
+/// moves now: the application may tell its port to others, and receive without sending first.
+pub(crate) fn on_address_requested(fd: i32) {
+    if runtime::rules().is_none() || runtime::is_child() || fd_table::is_tidegate(fd) {
+        return;
+    }
+    let Some(local) = raw::kernel_local_address(fd).filter(|local| local.port() != 0) else {
+        return;
+    };
+    // The peer of a connected socket is one that the kernel serves.
+    if raw::has_kernel_peer(fd) {
+        return;
+    }
+    if let Err(error) = on_bound(fd, local) {
+        log::write_once(&format!(
+            "a UDP socket on port {} stays at the kernel: {error}",
+            local.port()
+        ));
+    }
 }
 
 /// Reserves the port of the kernel socket before it is bound on Tidegate: a daemon on the

@@ -113,14 +113,15 @@ fn timeout(fd: i32, name: c_int) -> Duration {
     }
 }
 
-/// True when closing resets the connection (`SO_LINGER` with time 0).
-fn resets_on_close(fd: i32) -> bool {
+/// Time for which closing waits (`SO_LINGER`), if it is set. With time 0 closing resets the
+/// connection.
+fn linger(fd: i32) -> Option<Duration> {
     let mut value = libc::linger { l_onoff: 0, l_linger: 0 };
     let mut len = size_of::<libc::linger>() as socklen_t;
     let ptr: *mut c_void = (&raw mut value).cast();
     // SAFETY: the value has `len` bytes.
     unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, ptr, &mut len) };
-    value.l_onoff != 0 && value.l_linger == 0
+    (value.l_onoff != 0).then(|| Duration::from_secs(value.l_linger.max(0) as u64))
 }
 
 /// Default buffer size of a new kernel socket of this protocol (`SO_SNDBUF` or `SO_RCVBUF`).
@@ -260,7 +261,11 @@ pub(crate) fn copy_from_kernel(fd: i32, socket: &Socket) {
     socket.receive_timeout.set(timeout(fd, libc::SO_RCVTIMEO));
     socket.send_timeout.set(timeout(fd, libc::SO_SNDTIMEO));
     match &socket.endpoint {
-        Endpoint::Stream(stream) => stream.stream.set_reset_on_close(resets_on_close(fd)),
+        Endpoint::Stream(stream) => {
+            let linger = linger(fd);
+            stream.stream.set_reset_on_close(linger == Some(Duration::ZERO));
+            stream.linger.set(linger.unwrap_or(Duration::ZERO));
+        }
         Endpoint::Udp(udp) => {
             let reports_destination = get_int(fd, libc::IPPROTO_IP, libc::IP_PKTINFO)
                 .is_some_and(|on| on != 0)

@@ -20,6 +20,7 @@ impl Stream {
             is_corked: AtomicBool::new(false),
             corked: Mutex::default(),
             has_corked: AtomicBool::new(false),
+            linger: super::AtomicTimeout::default(),
         }
     }
 
