@@ -19,6 +19,10 @@ pub mod unreachable {
     pub const FRAGMENTATION_NEEDED: u8 = 4;
     /// The source route could not be followed.
     pub const SOURCE_ROUTE_FAILED: u8 = 5;
+    /// Communication with the network is administratively prohibited (RFC 1122).
+    pub const NETWORK_PROHIBITED: u8 = 9;
+    /// Communication with the host is administratively prohibited (RFC 1122).
+    pub const HOST_PROHIBITED: u8 = 10;
     /// Administratively prohibited (RFC 1812).
     pub const ADMINISTRATIVELY_PROHIBITED: u8 = 13;
 }

@@ -21,6 +21,10 @@ pub mod unreachable {
     pub const ADDRESS: u8 = 3;
     /// No socket is bound to the port.
     pub const PORT: u8 = 4;
+    /// The source address violates an ingress or egress policy.
+    pub const SOURCE_POLICY: u8 = 5;
+    /// A route rejects the destination.
+    pub const REJECT_ROUTE: u8 = 6;
 }
 
 /// Codes of [`Icmpv6Message::TimeExceeded`].

@@ -37,7 +37,11 @@ impl Interface {
                 unreachable::PROTOCOL | unreachable::PORT => {
                     (ReceivedIcmpError::PortUnreachable, quote)
                 }
-                unreachable::NETWORK | 6 | 9 | 11 => (ReceivedIcmpError::NetworkUnreachable, quote),
+                unreachable::NETWORK | 6 | 11 => (ReceivedIcmpError::NetworkUnreachable, quote),
+                unreachable::NETWORK_PROHIBITED => (ReceivedIcmpError::NetworkProhibited, quote),
+                unreachable::HOST_PROHIBITED | unreachable::ADMINISTRATIVELY_PROHIBITED => {
+                    (ReceivedIcmpError::HostProhibited, quote)
+                }
                 _ => (ReceivedIcmpError::HostUnreachable, quote),
             },
             Icmpv4Message::TimeExceeded { quote, .. } => (ReceivedIcmpError::TimeExceeded, quote),

@@ -56,6 +56,9 @@ impl Interface {
             Icmpv6Message::DestinationUnreachable { code, quote } => match code {
                 unreachable::PORT => (ReceivedIcmpError::PortUnreachable, quote),
                 unreachable::NO_ROUTE => (ReceivedIcmpError::NetworkUnreachable, quote),
+                unreachable::ADMINISTRATIVELY_PROHIBITED
+                | unreachable::SOURCE_POLICY
+                | unreachable::REJECT_ROUTE => (ReceivedIcmpError::HostProhibited, quote),
                 _ => (ReceivedIcmpError::HostUnreachable, quote),
             },
             Icmpv6Message::ParameterProblem {

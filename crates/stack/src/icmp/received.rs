@@ -19,6 +19,10 @@ pub(crate) enum ReceivedIcmpError {
     TimeExceeded,
     /// The network cannot be reached.
     NetworkUnreachable,
+    /// A router's policy forbids to reach the host: waiting does not help.
+    HostProhibited,
+    /// A router's policy forbids to reach the network.
+    NetworkProhibited,
     /// The packet exceeds the next hop's MTU: this many bytes, or 0 when not reported.
     TooBig(usize),
 }

@@ -47,10 +47,12 @@ impl UdpTable {
         let error = match icmp_error {
             ReceivedIcmpError::PortUnreachable => SocketError::ConnectionRefused(presented),
             ReceivedIcmpError::TimeExceeded if !socket.options.report_errors => return Ok(()),
-            ReceivedIcmpError::HostUnreachable | ReceivedIcmpError::TimeExceeded => {
-                SocketError::HostUnreachable(presented)
+            ReceivedIcmpError::HostUnreachable
+            | ReceivedIcmpError::HostProhibited
+            | ReceivedIcmpError::TimeExceeded => SocketError::HostUnreachable(presented),
+            ReceivedIcmpError::NetworkUnreachable | ReceivedIcmpError::NetworkProhibited => {
+                SocketError::NetworkUnreachable(presented)
             }
-            ReceivedIcmpError::NetworkUnreachable => SocketError::NetworkUnreachable(presented),
             // Only sockets that forbid fragmentation need the error; the others continue with
             // smaller fragments.
             ReceivedIcmpError::TooBig(_) if !socket.options.dont_fragment => return Ok(()),

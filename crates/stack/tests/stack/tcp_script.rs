@@ -25,7 +25,8 @@
 //! ```text
 //! < FLAGS SEQ[..END] [ack N] [win N] [ce] [urg N] [<OPTIONS>]   the peer sends
 //! > FLAGS SEQ[..END] [ack N] [win N] [ect] [<OPTIONS>]          the stack has sent
-//! < icmp too-big MTU SEQ | < icmp port SEQ | < icmp host SEQ    quoting the stack's SEQ
+//! < icmp too-big MTU SEQ | < icmp port SEQ | < icmp host SEQ | < icmp prohibited SEQ
+//!                                            quoting the stack's SEQ
 //! listen [error KIND] | accept [wait] | connect | close | abort | close-listener
 //! shutdown read|write|both
 //! send N [= M]     writes N bytes; M were accepted, if not all
@@ -55,7 +56,8 @@ use tidegate_wire::tcp::{TcpFlags, TcpOption};
 use tidegate_wire::{DropCounters, DropReason, Ipv4Header, Ipv6Header, Protocol, TcpHeader, tcp};
 
 use crate::kit::packets::{
-    frame, ip_with_class, packet_too_big, port_unreachable, transport_pseudo,
+    frame, host_prohibited, host_unreachable, ip_with_class, packet_too_big, port_unreachable,
+    transport_pseudo,
 };
 use crate::kit::{Family, TestHost, config, mac};
 use crate::migration::{UNKNOWN_ID, migrate_all, new_id};
@@ -797,7 +799,8 @@ impl Script {
         let packet = match words {
             ["too-big", mtu, _] => packet_too_big(peer, us, mtu.parse().unwrap(), quote),
             ["port", _] => port_unreachable(peer, us, quote),
-            ["host", _] => crate::kit::packets::host_unreachable(peer, us, quote),
+            ["host", _] => host_unreachable(peer, us, quote),
+            ["prohibited", _] => host_prohibited(peer, us, quote),
             _ => self.fail("unknown ICMP error"),
         };
         self.host.feed(&frame(&packet));

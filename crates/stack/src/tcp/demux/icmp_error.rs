@@ -54,15 +54,23 @@ impl TcpTable {
                 ReceivedIcmpError::PortUnreachable if connection.state == TcpState::SynSent => {
                     connection.abort(&mut self.shared, Some(Failure::Refused), false);
                 }
+                ReceivedIcmpError::HostProhibited if connection.state == TcpState::SynSent => {
+                    connection.abort(&mut self.shared, Some(Failure::HostUnreachable), false);
+                }
+                ReceivedIcmpError::NetworkProhibited if connection.state == TcpState::SynSent => {
+                    connection.abort(&mut self.shared, Some(Failure::NetworkUnreachable), false);
+                }
                 // RFC 5461 section 4, RFC 5927 section 5.2: an established connection never ends
                 // because of an ICMP error, which anybody could forge.
                 ReceivedIcmpError::PortUnreachable => {
                     connection.soft_failure = Some(Failure::Refused);
                 }
-                ReceivedIcmpError::HostUnreachable | ReceivedIcmpError::TimeExceeded => {
+                ReceivedIcmpError::HostUnreachable
+                | ReceivedIcmpError::HostProhibited
+                | ReceivedIcmpError::TimeExceeded => {
                     connection.soft_failure = Some(Failure::HostUnreachable);
                 }
-                ReceivedIcmpError::NetworkUnreachable => {
+                ReceivedIcmpError::NetworkUnreachable | ReceivedIcmpError::NetworkProhibited => {
                     connection.soft_failure = Some(Failure::NetworkUnreachable);
                 }
             }

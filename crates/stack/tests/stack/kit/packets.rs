@@ -109,6 +109,20 @@ pub fn host_unreachable(from: IpAddr, to: IpAddr, quote: &[u8]) -> Vec<u8> {
     }
 }
 
+/// ICMP error of a router whose policy forbids to reach the host, about the packet `quote`.
+pub fn host_prohibited(from: IpAddr, to: IpAddr, quote: &[u8]) -> Vec<u8> {
+    match from {
+        IpAddr::V4(_) => {
+            let message =
+                Icmpv4Message::DestinationUnreachable { code: 13, next_hop_mtu: 0, quote };
+            icmpv4(from, to, &message)
+        }
+        IpAddr::V6(_) => {
+            icmpv6(from, to, &Icmpv6Message::DestinationUnreachable { code: 1, quote })
+        }
+    }
+}
+
 pub fn pseudo(source: IpAddr, destination: IpAddr, bytes: usize) -> tidegate_wire::Sum {
     transport_pseudo(Protocol::UDP, source, destination, bytes)
 }
