@@ -391,6 +391,19 @@ def accepting(subject):
     yield code(other.bind, (subject.own, port))
 
 
+def stopped_listener(subject):
+    with subject.listener() as listener:
+        port = listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_WR)
+        with subject.order_peer(f"call {port} first") as orders:
+            yield listener.accept()[0].recv(100), orders.recv(1)
+        listener.shutdown(socket.SHUT_RDWR)
+        yield code(listener.accept)
+        # The peer cannot connect.
+        with subject.order_peer(f"call {port} second") as orders:
+            yield orders.recv(1)
+
+
 def duplicates(subject):
     with subject.order_peer("echo") as connection:
         copy = os.dup(connection.fileno())
@@ -678,7 +691,7 @@ def subject(own, peer):
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
         reset_with_unsent_data, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
-        duplicates, descriptors, files, corked, full, corked_and_full, options, interrupted, datagrams,
+        stopped_listener, duplicates, descriptors, files, corked, full, corked_and_full, options, interrupted, datagrams,
         bound_datagrams, datagrams_to_any_port, shared_datagrams, over_loopback, children, threads,
     ]:
         number = 0

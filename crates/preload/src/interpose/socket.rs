@@ -288,8 +288,17 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     };
     errno::return_status(match &socket.endpoint {
         Endpoint::Stream(stream) => stream.shutdown(&socket, how),
-        Endpoint::Listener(_) | Endpoint::Udp(_) => {
-            log::write_once("shutdown() of a listening or UDP socket has no effect");
+        Endpoint::Listener(_) => {
+            if how != Shutdown::Write {
+                moving::stop_listening(&socket);
+                // The kernel may listen, too.
+                // SAFETY: the application's own call.
+                unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+            }
+            Ok(())
+        }
+        Endpoint::Udp(_) => {
+            log::write_once("shutdown() of a UDP socket has no effect");
             Ok(())
         }
     })

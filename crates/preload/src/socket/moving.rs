@@ -113,7 +113,9 @@ pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Resul
     let options = options::tcp_options(fd, is_v6);
     let local = SocketAddr::new(local.ip(), local.port());
     reserve_listener(fd, net)?;
-    let listener = match TcpListener::bind_with(net, local, backlog.max(1), options) {
+    // The kernel's accept queue holds one connection more than the backlog.
+    let queue_len = backlog.saturating_add(1);
+    let listener = match TcpListener::bind_with(net, local, queue_len, options) {
         Ok(listener) => listener,
         // Another process may listen on this very kernel socket: receive its listener.
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -234,12 +236,23 @@ pub(crate) fn return_to_kernel(socket: &Arc<Socket>, peer: SocketAddr) -> bool {
     if !udp.is_kernel_destination(socket, Some(peer)) {
         return false;
     }
+    leave_to_kernel(socket);
+    true
+}
+
+/// Ends listening: the descriptors of the listener are the kernel's again, where the socket does
+/// not listen.
+pub(crate) fn stop_listening(socket: &Arc<Socket>) {
+    leave_to_kernel(socket);
+}
+
+/// Gives all descriptors of a socket back to the kernel.
+fn leave_to_kernel(socket: &Arc<Socket>) {
     let is_this = |&fd: &i32| fd_table::socket(fd).is_some_and(|other| Arc::ptr_eq(&other, socket));
     for fd in fd_table::range(0, u32::MAX).filter(is_this) {
         epoll::on_returned(fd, socket);
         fd_table::remove(fd);
     }
-    true
 }
 
 /// Called when a kernel UDP socket sends to `peer`. A socket that is bound to a port which
