@@ -253,7 +253,10 @@ impl Socket {
             Endpoint::Listener(_) => Ok(None),
             Endpoint::Stream(stream) => match stream.take_corked_failure() {
                 Some(failure) => Ok(Some(failure)),
-                None => stream.stream.take_error(),
+                None => {
+                    let error = stream.stream.take_error()?;
+                    Ok(error.map(|error| stream.with_unreachable_reason(error)))
+                }
             },
             Endpoint::Udp(udp) => udp.socket.take_error(),
         }

@@ -11,7 +11,7 @@ use crate::tcp::recovery::RecoveryPhase;
 use crate::tcp::segment::{OutSegment, Segment};
 use crate::tcp::seq::Seq;
 use crate::tcp::socket::{Failure, TcpState};
-use crate::tcp::timers::RtxTimer;
+use crate::tcp::timers::{NS_PER_MS, RtxTimer};
 
 /// Effects of a segment outside the connection's own state.
 #[derive(Debug, Default)]
@@ -408,7 +408,8 @@ impl Connection {
     /// Limits FIN-WAIT-2 of an orphaned connection: no application is left to read what the peer
     /// sends.
     pub(crate) fn start_orphan_timer(&mut self, now_ns: u64, shared: &TcpShared) {
-        self.timers.set_idle(now_ns, shared.fin_wait_2_ns);
+        let limit_ns = self.options.fin_wait_2_ms.map_or(u64::MAX, |ms| u64::from(ms) * NS_PER_MS);
+        self.timers.set_idle(now_ns, shared.fin_wait_2_ns.min(limit_ns));
     }
 
     /// Processes payload and FIN (RFC 9293 section 3.10.7.4, sixth to eighth). Urgent data is

@@ -30,7 +30,7 @@ const DUP_ACK_THRESHOLD: u8 = 3;
 /// Loss recovery state of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub(crate) enum RecoveryPhase {
+pub enum RecoveryPhase {
     /// No segment is known to be lost.
     Open,
     /// Fast recovery with proportional rate reduction (RFC 6937).
