@@ -43,7 +43,7 @@ pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<MoveOutcome> {
 }
 
 /// Called before the application requests the local address of a descriptor. A bound UDP socket
-/// moves now: the application may tell its port to others, and receive without sending first.
+/// moves now: the application may announce its port to others, and receive without sending first.
 pub(crate) fn on_address_requested(fd: i32) {
     if runtime::rules().is_none() || runtime::is_child() || fd_table::is_tidegate(fd) {
         return;

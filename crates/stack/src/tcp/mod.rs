@@ -29,9 +29,8 @@ mod timers;
 pub use congestion::CongestionControl;
 pub(crate) use demux::{ExtractedTcp, TcpMigrationMap, TcpSnapshot, TcpTable};
 pub use identity::TcpSecrets;
-pub use recovery::RecoveryPhase;
 pub(crate) use segment::{FourTuple, OutSegment, Segment};
 pub use socket::{
-    Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpReadiness,
-    TcpState, UnreachableReason,
+    Keepalive, RecoveryPhase, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions,
+    TcpReadiness, TcpState, UnreachableReason,
 };

@@ -6,7 +6,6 @@ use std::num::NonZeroU32;
 
 use super::congestion::CongestionControl;
 use super::options::MAX_WINDOW_SHIFT;
-use super::recovery::RecoveryPhase;
 
 /// Connection handle: slot index and generation. Never reused for another connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -377,6 +376,18 @@ pub enum UnreachableReason {
     SourceIsolated,
 }
 
+/// Loss recovery state of the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum RecoveryPhase {
+    /// No segment is known to be lost.
+    Open,
+    /// Fast recovery with proportional rate reduction (RFC 6937).
+    FastRecovery,
+    /// Recovery after a retransmission time-out.
+    Loss,
+}
+
 /// State and measurements of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
@@ -470,7 +481,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Reason of an ICMP error that the kind of an error does not tell.
+    /// Reason of an ICMP error that the kind of an error does not show.
     pub(crate) fn unreachable_reason(self) -> Option<UnreachableReason> {
         match self {
             Self::ProtocolUnreachable => Some(UnreachableReason::Protocol),

@@ -20,7 +20,7 @@ fn connecting(options: TcpOptions) -> (TestHost, TcpId, Vec<u8>) {
 }
 
 #[test]
-fn rfc1122_3_2_2_1_tells_why_the_peer_cannot_be_reached() {
+fn rfc1122_3_2_2_1_reports_why_the_peer_cannot_be_reached() {
     for (code, reason) in [
         (0, None),
         (1, None),
