@@ -61,6 +61,7 @@ fn install_fork_handlers() {
         fork.in_parent();
         // Dropping the last reference to a set calls the stack.
         drop(epoll_guard);
+        fd_table::sockets().for_each(|socket| socket.note_other_holders());
         drop(signal_guard);
     }
     extern "C" fn in_child() {

@@ -117,6 +117,15 @@ pub(crate) fn kernel_local_address(fd: c_int) -> Option<SocketAddr> {
     }
 }
 
+/// True when a kernel socket is connected.
+pub(crate) fn has_kernel_peer(fd: c_int) -> bool {
+    // SAFETY: plain integers, for which zero is valid.
+    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: the buffer has `len` bytes.
+    unsafe { real::getpeername(fd, (&raw mut storage).cast(), &mut len) == 0 }
+}
+
 /// Buffer that the application reads into.
 ///
 /// # Safety

@@ -47,7 +47,7 @@ pub use snapshot::{
 };
 pub use stack::Stack;
 pub use tcp::{
-    CongestionControl, Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions,
-    TcpReadiness, TcpSecrets, TcpState,
+    CongestionControl, Keepalive, RecoveryPhase, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId,
+    TcpOptions, TcpReadiness, TcpSecrets, TcpState, UnreachableReason,
 };
 pub use udp::{Datagram, InPlaceRequest, QUEUE_FILL_SCALE, UdpId, UdpOptions, UdpRequest};

@@ -75,7 +75,8 @@ pub use tidegate_memory::lock_meter::LockStatistics;
 pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_stack::{
     AddressConflict, AddressOwnership, AddressProbe, CongestionControl, Counters, InPlaceRequest,
-    Keepalive, Limits, Route, TcpInfo, TcpOptions, TcpState, UdpOptions, UdpRequest,
+    Keepalive, Limits, RecoveryPhase, Route, TcpInfo, TcpOptions, TcpState, UdpOptions, UdpRequest,
+    UnreachableReason,
 };
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};
 #[cfg(feature = "attach")]

@@ -19,6 +19,10 @@ pub mod unreachable {
     pub const FRAGMENTATION_NEEDED: u8 = 4;
     /// The source route could not be followed.
     pub const SOURCE_ROUTE_FAILED: u8 = 5;
+    /// The destination host is unknown (RFC 1122).
+    pub const HOST_UNKNOWN: u8 = 7;
+    /// The source host is isolated (RFC 1122).
+    pub const SOURCE_HOST_ISOLATED: u8 = 8;
     /// Communication with the network is administratively prohibited (RFC 1122).
     pub const NETWORK_PROHIBITED: u8 = 9;
     /// Communication with the host is administratively prohibited (RFC 1122).

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import termios
 import threading
+import time
 
 CONTROL = 7000
 LIMIT = 20
@@ -92,6 +93,13 @@ def order(connection, address):
                 back.sendall(b"data" if connection.recv(1) else b"end")
             except ConnectionResetError:
                 back.sendall(b"reset")
+    elif words[0] == b"held":
+        # Connects back, reads nothing here, and reports there how many bytes have arrived.
+        with socket.create_connection((address, int(words[1])), LIMIT) as back:
+            back.recv(1)
+            arrived = array.array("i", [0])
+            fcntl.ioctl(connection, termios.FIONREAD, arrived)
+            back.sendall(b"%d" % arrived[0])
     elif words[0] == b"call":
         # Connects back, sends each text and waits for the end of the connection.
         for text in words[2:]:
@@ -383,6 +391,19 @@ def accepting(subject):
     yield code(other.bind, (subject.own, port))
 
 
+def stopped_listener(subject):
+    with subject.listener() as listener:
+        port = listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_WR)
+        with subject.order_peer(f"call {port} first") as orders:
+            yield listener.accept()[0].recv(100), orders.recv(1)
+        listener.shutdown(socket.SHUT_RDWR)
+        yield code(listener.accept)
+        # The peer cannot connect.
+        with subject.order_peer(f"call {port} second") as orders:
+            yield orders.recv(1)
+
+
 def duplicates(subject):
     with subject.order_peer("echo") as connection:
         copy = os.dup(connection.fileno())
@@ -471,6 +492,30 @@ def corked_and_full(subject):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
                 back.sendall(b"%d" % sent)
                 yield int(back.recv(100)) == sent
+
+
+def lingering(subject):
+    """Closing waits as long as is set for data that the peer does not take."""
+    for shut in (), (socket.SHUT_WR,):
+        with subject.listener() as listener:
+            connection = subject.order_peer(f"held {listener.getsockname()[1]}")
+            with listener.accept()[0] as back:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1))
+                connection.setblocking(False)
+                sent = 0
+                # A daemon may have taken what filled the connection.
+                while select.select([], [connection], [], 0.1)[1]:
+                    try:
+                        sent += connection.send(bytes(65536))
+                    except BlockingIOError:
+                        pass
+                for how in shut:
+                    connection.shutdown(how)
+                start = time.monotonic()
+                connection.close()
+                waited = time.monotonic() - start >= 1
+                back.sendall(b".")
+                yield waited or int(back.recv(100)) == sent
 
 
 def options(subject):
@@ -565,6 +610,17 @@ def bound_datagrams(subject):
     yield len(poll.poll(LIMIT)), udp.recv(100)
 
 
+def datagrams_to_any_port(subject):
+    any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
+    for address in any_address, subject.own:
+        with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+            udp.bind((address, 0))
+            udp.settimeout(LIMIT)
+            port = udp.getsockname()[1]
+            with subject.order_peer(f"datagrams {port} one") as orders:
+                yield orders.recv(1), udp.recv(100)
+
+
 def shared_datagrams(subject):
     def join(shares=1):
         udp = socket.socket(subject.family, socket.SOCK_DGRAM)
@@ -634,9 +690,9 @@ def subject(own, peer):
     own_side = Subject(own, peer)
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
-        reset_with_unsent_data, closed_with_unread_data, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
-        duplicates, descriptors, files, corked, full, corked_and_full, options, interrupted, datagrams,
-        bound_datagrams, shared_datagrams, over_loopback, children, threads,
+        reset_with_unsent_data, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
+        stopped_listener, duplicates, descriptors, files, corked, full, corked_and_full, options, interrupted, datagrams,
+        bound_datagrams, datagrams_to_any_port, shared_datagrams, over_loopback, children, threads,
     ]:
         number = 0
         try:

@@ -5,6 +5,7 @@ use libc::{c_int, c_uint, c_ulong};
 use tidegate_memory::own_fd;
 
 use super::errno;
+use crate::socket::linger::LingeringSocket;
 use crate::{fd_table, real, runtime, signals};
 
 /// `CLOSE_RANGE_CLOEXEC`: the call sets a flag and closes nothing.
@@ -33,14 +34,20 @@ fn drop_entry(fd: c_int) {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    let mut lingering = None;
     if fd_table::is_tidegate(fd) {
+        lingering = LingeringSocket::begin(fd);
         drop_entry(fd);
     } else if is_hidden(fd) && !(signals::is_inside_stack() && own_fd::unlist_fixed(fd)) {
         errno::set(libc::EBADF);
         return -1;
     }
     // SAFETY: the application's own call.
-    unsafe { real::close(fd) }
+    let result = unsafe { real::close(fd) };
+    if let Some(lingering) = lingering {
+        lingering.finish();
+    }
+    result
 }
 
 /// Closes a range of descriptors except those of the library.

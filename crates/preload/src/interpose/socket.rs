@@ -288,8 +288,17 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     };
     errno::return_status(match &socket.endpoint {
         Endpoint::Stream(stream) => stream.shutdown(&socket, how),
-        Endpoint::Listener(_) | Endpoint::Udp(_) => {
-            log::write_once("shutdown() of a listening or UDP socket has no effect");
+        Endpoint::Listener(_) => {
+            if how != Shutdown::Write {
+                moving::stop_listening(&socket);
+                // The kernel may listen, too.
+                // SAFETY: the application's own call.
+                unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+            }
+            Ok(())
+        }
+        Endpoint::Udp(_) => {
+            log::write_once("shutdown() of a UDP socket has no effect");
             Ok(())
         }
     })
@@ -301,6 +310,7 @@ pub unsafe extern "C" fn getsockname(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
+    moving::on_address_requested(fd);
     let known = fd_table::socket(fd).filter(|_| !runtime::is_child());
     let Some(Ok(local)) = known.map(|socket| socket.local_addr()) else {
         // SAFETY: the application's own call.

@@ -1,6 +1,7 @@
 //! Sockets that have moved to Tidegate.
 
 pub(crate) mod install;
+pub(crate) mod linger;
 pub(crate) mod moving;
 pub(crate) mod options;
 mod tcp;
@@ -29,6 +30,8 @@ pub(crate) struct Socket {
     is_nonblocking: AtomicBool,
     receive_timeout: AtomicTimeout,
     send_timeout: AtomicTimeout,
+    /// Another process has, or had, the socket too.
+    has_other_holders: AtomicBool,
 }
 
 /// Type of a socket, with its state.
@@ -55,6 +58,8 @@ pub(crate) struct Stream {
     corked: Mutex<Corked>,
     /// `corked` is not empty.
     has_corked: AtomicBool,
+    /// Time for which closing waits (`SO_LINGER`).
+    linger: AtomicTimeout,
 }
 
 /// Written data that is held back until more follows (`TCP_CORK`, `MSG_MORE`).
@@ -106,6 +111,7 @@ impl Socket {
             is_nonblocking: AtomicBool::new(false),
             receive_timeout: AtomicTimeout::default(),
             send_timeout: AtomicTimeout::default(),
+            has_other_holders: AtomicBool::new(false),
         }
     }
 
@@ -117,8 +123,19 @@ impl Socket {
         self.is_nonblocking.load(Ordering::Relaxed)
     }
 
+    /// Records that another process has the socket, too.
+    pub(crate) fn note_other_holders(&self) {
+        self.has_other_holders.store(true, Ordering::Relaxed);
+    }
+
+    /// True if another process may have the socket.
+    fn has_other_holders(&self) -> bool {
+        self.has_other_holders.load(Ordering::Relaxed)
+    }
+
     /// Called in a forked child that inherited the socket.
     pub(crate) fn on_inherited(&self) {
+        self.note_other_holders();
         if let Endpoint::Stream(stream) = &self.endpoint {
             stream.discard_corked();
         }
@@ -236,7 +253,10 @@ impl Socket {
             Endpoint::Listener(_) => Ok(None),
             Endpoint::Stream(stream) => match stream.take_corked_failure() {
                 Some(failure) => Ok(Some(failure)),
-                None => stream.stream.take_error(),
+                None => {
+                    let error = stream.stream.take_error()?;
+                    Ok(error.map(|error| stream.with_unreachable_reason(error)))
+                }
             },
             Endpoint::Udp(udp) => udp.socket.take_error(),
         }

@@ -12,7 +12,7 @@ use super::{Endpoint, Listener, Socket, Stream, Udp, options, transfer, unspecif
 use crate::fd_table::{self, InUse};
 use crate::rules::{Protocol, is_loopback};
 use crate::signals::SignalGuard;
-use crate::{epoll, lifecycle, local_addresses, runtime};
+use crate::{epoll, lifecycle, local_addresses, log, raw, runtime};
 
 /// True when Tidegate can serve a socket with this address.
 fn has_address(net: &Net, local: SocketAddr) -> bool {
@@ -21,7 +21,8 @@ fn has_address(net: &Net, local: SocketAddr) -> bool {
 }
 
 /// Called after the kernel bound a socket to `local`. A UDP socket that asked for a port moves
-/// now: no later call shows that it is a server.
+/// now: no later call shows that it is a server. If the kernel chose the port, a server has to
+/// request it: see [`on_address_requested`].
 ///
 /// # Errors
 /// The rules move the socket, but Tidegate cannot take it.
@@ -39,6 +40,27 @@ pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<MoveOutcome> {
         return Ok(MoveOutcome::Kernel);
     }
     move_udp(fd, net, local, is_v6)
+}
+
+/// Called before the application requests the local address of a descriptor. A bound UDP socket
+/// moves now: the application may announce its port to others, and receive without sending first.
+pub(crate) fn on_address_requested(fd: i32) {
+    if runtime::rules().is_none() || runtime::is_child() || fd_table::is_tidegate(fd) {
+        return;
+    }
+    let Some(local) = raw::kernel_local_address(fd).filter(|local| local.port() != 0) else {
+        return;
+    };
+    // The peer of a connected socket is one that the kernel serves.
+    if raw::has_kernel_peer(fd) {
+        return;
+    }
+    if let Err(error) = on_bound(fd, local) {
+        log::write_once(&format!(
+            "a UDP socket on port {} stays at the kernel: {error}",
+            local.port()
+        ));
+    }
 }
 
 /// Reserves the port of the kernel socket before it is bound on Tidegate: a daemon on the
@@ -91,7 +113,9 @@ pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Resul
     let options = options::tcp_options(fd, is_v6);
     let local = SocketAddr::new(local.ip(), local.port());
     reserve_listener(fd, net)?;
-    let listener = match TcpListener::bind_with(net, local, backlog.max(1), options) {
+    // The kernel's accept queue holds one connection more than the backlog.
+    let queue_len = backlog.saturating_add(1);
+    let listener = match TcpListener::bind_with(net, local, queue_len, options) {
         Ok(listener) => listener,
         // Another process may listen on this very kernel socket: receive its listener.
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -212,12 +236,23 @@ pub(crate) fn return_to_kernel(socket: &Arc<Socket>, peer: SocketAddr) -> bool {
     if !udp.is_kernel_destination(socket, Some(peer)) {
         return false;
     }
+    leave_to_kernel(socket);
+    true
+}
+
+/// Ends listening: the descriptors of the listener are the kernel's again, where the socket does
+/// not listen.
+pub(crate) fn stop_listening(socket: &Arc<Socket>) {
+    leave_to_kernel(socket);
+}
+
+/// Gives all descriptors of a socket back to the kernel.
+fn leave_to_kernel(socket: &Arc<Socket>) {
     let is_this = |&fd: &i32| fd_table::socket(fd).is_some_and(|other| Arc::ptr_eq(&other, socket));
     for fd in fd_table::range(0, u32::MAX).filter(is_this) {
         epoll::on_returned(fd, socket);
         fd_table::remove(fd);
     }
-    true
 }
 
 /// Called when a kernel UDP socket sends to `peer`. A socket that is bound to a port which

@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use libc::{c_int, c_void, socklen_t};
-use tidegate::{CongestionControl, Keepalive, TcpInfo, TcpOptions, TcpState, UdpOptions};
+use tidegate::{
+    CongestionControl, Keepalive, RecoveryPhase, TcpInfo, TcpOptions, TcpState, UdpOptions,
+};
 
 use super::{Endpoint, Socket};
 use crate::rules::Protocol;
@@ -113,14 +115,15 @@ fn timeout(fd: i32, name: c_int) -> Duration {
     }
 }
 
-/// True when closing resets the connection (`SO_LINGER` with time 0).
-fn resets_on_close(fd: i32) -> bool {
+/// Time for which closing waits (`SO_LINGER`), if it is set. With time 0 closing resets the
+/// connection.
+fn linger(fd: i32) -> Option<Duration> {
     let mut value = libc::linger { l_onoff: 0, l_linger: 0 };
     let mut len = size_of::<libc::linger>() as socklen_t;
     let ptr: *mut c_void = (&raw mut value).cast();
     // SAFETY: the value has `len` bytes.
     unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, ptr, &mut len) };
-    value.l_onoff != 0 && value.l_linger == 0
+    (value.l_onoff != 0).then(|| Duration::from_secs(value.l_linger.max(0) as u64))
 }
 
 /// Default buffer size of a new kernel socket of this protocol (`SO_SNDBUF` or `SO_RCVBUF`).
@@ -192,6 +195,15 @@ fn congestion_control(fd: i32) -> CongestionControl {
     }
 }
 
+/// Maximum time in FIN-WAIT-2 after closing (`TCP_LINGER2`), if the application has set one.
+fn fin_wait_2_ms(fd: i32) -> Option<u32> {
+    /// The kernel's own limit (`tcp_fin_timeout`), in seconds.
+    const DEFAULT_SECONDS: u32 = 60;
+    let seconds = u32::try_from(get_int(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2)?).ok()?;
+    let is_chosen = seconds > 0 && seconds != DEFAULT_SECONDS;
+    is_chosen.then(|| seconds.saturating_mul(1_000))
+}
+
 /// True when an IPv6 socket accepts both families.
 pub(crate) fn is_dual_stack(fd: i32, is_v6: bool) -> bool {
     is_v6 && get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Some(0)
@@ -218,6 +230,10 @@ pub(crate) fn tcp_options(fd: i32, is_v6: bool) -> TcpOptions {
         .traffic_class(traffic_class(fd, is_v6))
         .keepalive(keepalive(fd))
         .user_timeout_ms(user_timeout.and_then(|ms| u32::try_from(ms).ok()).filter(|&ms| ms > 0))
+        .fin_wait_2_ms(fin_wait_2_ms(fd))
+        .dont_fragment(
+            get_int(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER) != Some(libc::IP_PMTUDISC_DONT),
+        )
 }
 
 /// Tidegate options of a kernel UDP socket.
@@ -260,7 +276,11 @@ pub(crate) fn copy_from_kernel(fd: i32, socket: &Socket) {
     socket.receive_timeout.set(timeout(fd, libc::SO_RCVTIMEO));
     socket.send_timeout.set(timeout(fd, libc::SO_SNDTIMEO));
     match &socket.endpoint {
-        Endpoint::Stream(stream) => stream.stream.set_reset_on_close(resets_on_close(fd)),
+        Endpoint::Stream(stream) => {
+            let linger = linger(fd);
+            stream.stream.set_reset_on_close(linger == Some(Duration::ZERO));
+            stream.linger.set(linger.unwrap_or(Duration::ZERO));
+        }
         Endpoint::Udp(udp) => {
             let reports_destination = get_int(fd, libc::IPPROTO_IP, libc::IP_PKTINFO)
                 .is_some_and(|on| on != 0)
@@ -308,22 +328,20 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             | libc::TCP_KEEPINTVL
             | libc::TCP_KEEPCNT
             | libc::TCP_USER_TIMEOUT
+            | libc::TCP_LINGER2
             | libc::TCP_CONGESTION => OptionEffect::Protocol,
             libc::TCP_CORK => OptionEffect::Cork,
             libc::TCP_QUICKACK
             | libc::TCP_DEFER_ACCEPT
             | libc::TCP_SYNCNT
             | libc::TCP_NOTSENT_LOWAT
-            | libc::TCP_LINGER2
             | libc::TCP_MAXSEG => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_IP => match name {
-            libc::IP_TOS | libc::IP_TTL => OptionEffect::Protocol,
+            libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER => OptionEffect::Protocol,
             libc::IP_PKTINFO => OptionEffect::Copied,
-            libc::IP_MTU_DISCOVER | libc::IP_FREEBIND | libc::IP_BIND_ADDRESS_NO_PORT => {
-                OptionEffect::KernelOnly
-            }
+            libc::IP_FREEBIND | libc::IP_BIND_ADDRESS_NO_PORT => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_IPV6 => match name {
@@ -416,6 +434,13 @@ pub(crate) fn tcp_info(info: &TcpInfo) -> [u8; size_of::<libc::tcp_info>()] {
         u8::from(info.timestamps) | u8::from(info.sack) << 1 | u8::from(info.ecn) << 3;
     raw.tcpi_rto = us(info.rto_ns);
     raw.tcpi_rtt = info.rtt_ns.map_or(0, us);
+    raw.tcpi_rttvar = us(info.rtt_variation_ns);
+    // Numbers of `tcp_ca_state` (`linux/tcp.h`).
+    raw.tcpi_ca_state = match info.recovery {
+        RecoveryPhase::Open => 0,
+        RecoveryPhase::FastRecovery => 3,
+        RecoveryPhase::Loss => 4,
+    };
     raw.tcpi_snd_mss = mss;
     raw.tcpi_rcv_mss = mss;
     raw.tcpi_advmss = mss;

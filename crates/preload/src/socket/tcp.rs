@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidegate::{Batch, TcpState, TcpStream};
+use tidegate::{Batch, TcpState, TcpStream, UnreachableReason};
 
 use super::{Corked, Endpoint, Listener, Socket, Stream};
 
@@ -20,6 +20,7 @@ impl Stream {
             is_corked: AtomicBool::new(false),
             corked: Mutex::default(),
             has_corked: AtomicBool::new(false),
+            linger: super::AtomicTimeout::default(),
         }
     }
 
@@ -37,15 +38,36 @@ impl Stream {
     /// the failure.
     pub(crate) fn finish_connect(&self, socket: &Socket) -> io::Result<()> {
         let finished = socket.net.batch(|batch| batch.finish_connect(&self.stream))?;
+        let finished = finished.map_err(|error| self.with_unreachable_reason(error));
         if !matches!(&finished, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
             self.is_connecting.store(false, Ordering::Relaxed);
         }
         finished
     }
 
+    /// The kernel's error code where an ICMP error has ended the connection for a reason that has
+    /// no error kind.
+    pub(super) fn with_unreachable_reason(&self, error: io::Error) -> io::Error {
+        if !matches!(
+            error.kind(),
+            io::ErrorKind::HostUnreachable | io::ErrorKind::ConnectionRefused
+        ) {
+            return error;
+        }
+        let code = match self.stream.info().ok().and_then(|info| info.unreachable) {
+            Some(UnreachableReason::Protocol) => libc::ENOPROTOOPT,
+            Some(UnreachableReason::SourceRoute) => libc::EOPNOTSUPP,
+            Some(UnreachableReason::HostUnknown) => libc::EHOSTDOWN,
+            Some(UnreachableReason::SourceIsolated) => libc::ENONET,
+            _ => return error,
+        };
+        io::Error::from_raw_os_error(code)
+    }
+
     /// Turns `NotConnected` into `WouldBlock` while connecting: such a call waits for the
     /// connection, as at the kernel.
     fn block_while_connecting<R>(&self, result: io::Result<R>) -> io::Result<R> {
+        let result = result.map_err(|error| self.with_unreachable_reason(error));
         let is_not_connected =
             matches!(&result, Err(error) if error.kind() == io::ErrorKind::NotConnected);
         if is_not_connected && self.is_connecting.load(Ordering::Relaxed) {

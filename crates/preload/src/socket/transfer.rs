@@ -34,6 +34,7 @@ pub(crate) fn send_socket(fd: i32) -> bool {
             "a socket that was passed to another process will not arrive there: {error}"
         ));
     }
+    socket.note_other_holders();
     sent.is_ok()
 }
 
@@ -86,7 +87,9 @@ fn install_received(fd: i32, net: &'static tidegate::Net, received: ReceivedSock
         }
     };
     let uses_kernel_socket = local.is_some_and(uses_kernel_socket);
-    install(fd, Socket::new(net, endpoint, is_v6, uses_kernel_socket));
+    let socket = Socket::new(net, endpoint, is_v6, uses_kernel_socket);
+    socket.note_other_holders();
+    install(fd, socket);
 }
 
 /// Shares the object of another descriptor in this process that refers to the same socket.

@@ -2,7 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-use tidegate_stack::{CongestionControl, Keepalive, TcpInfo, TcpOptions, TcpState, UdpOptions};
+use tidegate_stack::{
+    CongestionControl, Keepalive, RecoveryPhase, TcpInfo, TcpOptions, TcpState, UdpOptions,
+    UnreachableReason,
+};
 
 /// Words of an address with its port.
 pub(super) const ADDRESS_WORDS: usize = 3;
@@ -59,6 +62,11 @@ const USER_TIMEOUT: u64 = 1 << 7;
 const FIXED_SEND_BUFFER: u64 = 1 << 32;
 const FIXED_RECEIVE_BUFFER: u64 = 1 << 33;
 
+const ROUTERS_FRAGMENT: u64 = 1 << 34;
+/// Place of the limit of FIN-WAIT-2 in the last word, and its largest value; 0 means no limit.
+const FIN_WAIT_2_SHIFT: u32 = 35;
+const MAX_FIN_WAIT_2_MS: u32 = (1 << 29) - 1;
+
 const UDP_DUAL_STACK: u64 = 1;
 const UDP_REUSE_ADDRESS: u64 = 1 << 1;
 const UDP_DONT_FRAGMENT: u64 = 1 << 2;
@@ -81,6 +89,8 @@ pub(super) fn tcp_options_to_words(options: &TcpOptions) -> [u64; TCP_OPTIONS_WO
     let keepalive = options.keepalive.unwrap_or_default();
     let is_send_fixed = options.max_send_buffer_bytes <= options.send_buffer_bytes;
     let is_receive_fixed = options.max_receive_buffer_bytes <= options.receive_buffer_bytes;
+    let fin_wait_2_ms =
+        options.fin_wait_2_ms.map_or(0, |ms| u64::from(ms.clamp(1, MAX_FIN_WAIT_2_MS)));
     let head = flag(options.no_delay, NO_DELAY)
         | flag(options.ecn, ECN)
         | flag(options.dual_stack, DUAL_STACK)
@@ -99,7 +109,9 @@ pub(super) fn tcp_options_to_words(options: &TcpOptions) -> [u64; TCP_OPTIONS_WO
         pair(keepalive.idle_ms, keepalive.interval_ms),
         u64::from(options.user_timeout_ms.unwrap_or(0))
             | flag(is_send_fixed, FIXED_SEND_BUFFER)
-            | flag(is_receive_fixed, FIXED_RECEIVE_BUFFER),
+            | flag(is_receive_fixed, FIXED_RECEIVE_BUFFER)
+            | flag(!options.dont_fragment, ROUTERS_FRAGMENT)
+            | fin_wait_2_ms << FIN_WAIT_2_SHIFT,
     ]
 }
 
@@ -166,6 +178,8 @@ pub(super) fn tcp_options_from_words(words: [u64; TCP_OPTIONS_WORDS]) -> TcpOpti
         .traffic_class((head >> 16) as u8)
         .keepalive(has(KEEPALIVE).then_some(keepalive))
         .user_timeout_ms(has(USER_TIMEOUT).then_some(user_timeout as u32))
+        .fin_wait_2_ms(Some((user_timeout >> FIN_WAIT_2_SHIFT) as u32).filter(|&ms| ms > 0))
+        .dont_fragment(user_timeout & ROUTERS_FRAGMENT == 0)
 }
 
 /// Words of a connection's state.
@@ -184,6 +198,25 @@ const STATES: [TcpState; 10] = [
     TcpState::LastAck,
     TcpState::TimeWait,
 ];
+
+/// Phases of loss recovery; the number of a phase is its index.
+const PHASES: [RecoveryPhase; 3] =
+    [RecoveryPhase::Open, RecoveryPhase::FastRecovery, RecoveryPhase::Loss];
+
+/// Reasons of ICMP errors; the number of a reason is its index plus one.
+const REASONS: [UnreachableReason; 4] = [
+    UnreachableReason::Protocol,
+    UnreachableReason::SourceRoute,
+    UnreachableReason::HostUnknown,
+    UnreachableReason::SourceIsolated,
+];
+
+/// Encodes the phase of loss recovery and the reason of the last ICMP error.
+fn causes_to_bits(info: &TcpInfo) -> u32 {
+    let phase = PHASES.iter().position(|&phase| phase == info.recovery).unwrap_or(0) as u32;
+    let is_same = |&reason: &UnreachableReason| info.unreachable == Some(reason);
+    phase | REASONS.iter().position(is_same).map_or(0, |index| index as u32 + 1) << 8
+}
 
 const INFO_SACK: u64 = 1 << 8;
 const INFO_TIMESTAMPS: u64 = 1 << 9;
@@ -204,27 +237,33 @@ pub(super) fn tcp_info_to_words(info: &TcpInfo) -> [u64; TCP_INFO_WORDS] {
         info.rto_ns,
         pair(info.ssthresh_bytes, info.send_window_bytes),
         pair(info.receive_window_bytes, info.unacknowledged_bytes),
-        info.unread_bytes.into(),
-        0,
+        pair(info.unread_bytes, causes_to_bits(info)),
+        info.rtt_variation_ns,
     ]
 }
 
 /// Decodes a connection's state. `None` if the TCP state is unknown.
 pub(super) fn tcp_info_from_words(words: [u64; TCP_INFO_WORDS]) -> Option<TcpInfo> {
-    let [head, rtt_ns, rto_ns, sending, receiving, unread_bytes, _] = words;
+    let [head, rtt_ns, rto_ns, sending, receiving, rest, rtt_variation_ns] = words;
+    let (unread_bytes, causes) = halves(rest);
     let (ssthresh_bytes, send_window_bytes) = halves(sending);
     let (receive_window_bytes, unacknowledged_bytes) = halves(receiving);
     Some(TcpInfo {
         state: *STATES.get(usize::from(head as u8))?,
         rtt_ns: (rtt_ns != u64::MAX).then_some(rtt_ns),
+        rtt_variation_ns,
         rto_ns,
+        recovery: PHASES.get(usize::from(causes as u8)).copied().unwrap_or(RecoveryPhase::Open),
+        unreachable: usize::from((causes >> 8) as u8)
+            .checked_sub(1)
+            .and_then(|index| REASONS.get(index).copied()),
         cwnd_bytes: (head >> 32) as u32,
         ssthresh_bytes,
         send_window_bytes,
         receive_window_bytes,
         mss_bytes: (head >> 16) as u16,
         unacknowledged_bytes,
-        unread_bytes: unread_bytes as u32,
+        unread_bytes,
         sack: head & INFO_SACK != 0,
         timestamps: head & INFO_TIMESTAMPS != 0,
         ecn: head & INFO_ECN != 0,
@@ -253,6 +292,8 @@ pub(super) mod tests {
             .traffic_class(0xfc)
             .keepalive(changed_keepalive())
             .user_timeout_ms(0)
+            .fin_wait_2_ms(MAX_FIN_WAIT_2_MS)
+            .dont_fragment(false)
     }
 
     fn changed_keepalive() -> Keepalive {

@@ -123,7 +123,7 @@ impl Notification {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_stack::TcpState;
+    use tidegate_stack::{RecoveryPhase, TcpState, UnreachableReason};
 
     use super::*;
 
@@ -147,14 +147,17 @@ mod tests {
         }
         let info = TcpInfo {
             rtt_ns: Some(u64::MAX - 1),
+            rtt_variation_ns: u64::MAX,
             rto_ns: 1,
+            recovery: RecoveryPhase::Loss,
+            unreachable: Some(UnreachableReason::SourceIsolated),
             cwnd_bytes: 2,
             ssthresh_bytes: u32::MAX,
             send_window_bytes: 3,
             receive_window_bytes: 4,
             mss_bytes: 65_535,
             unacknowledged_bytes: 5,
-            unread_bytes: 6,
+            unread_bytes: u32::MAX,
             sack: true,
             timestamps: false,
             ecn: true,

@@ -34,9 +34,11 @@ impl Interface {
                 unreachable::FRAGMENTATION_NEEDED => {
                     (ReceivedIcmpError::TooBig(next_hop_mtu.into()), quote)
                 }
-                unreachable::PROTOCOL | unreachable::PORT => {
-                    (ReceivedIcmpError::PortUnreachable, quote)
-                }
+                unreachable::PORT => (ReceivedIcmpError::PortUnreachable, quote),
+                unreachable::PROTOCOL => (ReceivedIcmpError::ProtocolUnreachable, quote),
+                unreachable::SOURCE_ROUTE_FAILED => (ReceivedIcmpError::SourceRouteFailed, quote),
+                unreachable::HOST_UNKNOWN => (ReceivedIcmpError::HostUnknown, quote),
+                unreachable::SOURCE_HOST_ISOLATED => (ReceivedIcmpError::SourceHostIsolated, quote),
                 unreachable::NETWORK | 6 | 11 => (ReceivedIcmpError::NetworkUnreachable, quote),
                 unreachable::NETWORK_PROHIBITED => (ReceivedIcmpError::NetworkProhibited, quote),
                 unreachable::HOST_PROHIBITED | unreachable::ADMINISTRATIVELY_PROHIBITED => {

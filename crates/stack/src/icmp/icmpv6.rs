@@ -63,7 +63,7 @@ impl Interface {
             },
             Icmpv6Message::ParameterProblem {
                 code: parameter_problem::NEXT_HEADER, quote, ..
-            } => (ReceivedIcmpError::PortUnreachable, quote),
+            } => (ReceivedIcmpError::ProtocolUnreachable, quote),
             Icmpv6Message::ParameterProblem { quote, .. } => {
                 (ReceivedIcmpError::HostUnreachable, quote)
             }

@@ -10,8 +10,16 @@ use crate::ip::version::is_ipv4;
 /// ICMP error received about a packet that this host sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReceivedIcmpError {
-    /// No socket listens on the port, or the protocol is not supported.
+    /// No socket listens on the port.
     PortUnreachable,
+    /// The host does not support the protocol.
+    ProtocolUnreachable,
+    /// A source route failed.
+    SourceRouteFailed,
+    /// A router knows no such host.
+    HostUnknown,
+    /// A router does not forward for this host (RFC 1122 section 3.2.2.1).
+    SourceHostIsolated,
     /// The host cannot be reached.
     HostUnreachable,
     /// A router dropped the packet because its hop limit ran out, or the host because fragments

@@ -519,7 +519,10 @@ impl TcpTable {
         Some(TcpInfo {
             state: connection.state,
             rtt_ns: connection.recovery.rtt.smoothed_ns(),
+            rtt_variation_ns: connection.recovery.rtt.variation_ns(),
             rto_ns: connection.recovery.rtt.rto_ns(),
+            recovery: connection.recovery.phase,
+            unreachable: connection.soft_failure.and_then(Failure::unreachable_reason),
             cwnd_bytes: window.cwnd,
             ssthresh_bytes: window.ssthresh,
             send_window_bytes: connection.send.window,

@@ -31,6 +31,6 @@ pub(crate) use demux::{ExtractedTcp, TcpMigrationMap, TcpSnapshot, TcpTable};
 pub use identity::TcpSecrets;
 pub(crate) use segment::{FourTuple, OutSegment, Segment};
 pub use socket::{
-    Keepalive, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpReadiness,
-    TcpState,
+    Keepalive, RecoveryPhase, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions,
+    TcpReadiness, TcpState, UnreachableReason,
 };

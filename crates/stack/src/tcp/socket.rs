@@ -168,6 +168,11 @@ pub struct TcpOptions {
     /// Maximum time that data may stay unacknowledged, in milliseconds (user time-out, RFC 9293
     /// section 3.8.3, RFC 5482); `None` for about 15 minutes.
     pub user_timeout_ms: Option<u32>,
+    /// Maximum time in FIN-WAIT-2 after the application has closed the connection, in milliseconds;
+    /// `None` for the stack's own limit, which no option exceeds.
+    pub fin_wait_2_ms: Option<u32>,
+    /// Forbid routers to fragment IPv4 packets, as path MTU discovery requires (RFC 1191).
+    pub dont_fragment: bool,
 }
 
 impl Default for TcpOptions {
@@ -188,6 +193,8 @@ impl Default for TcpOptions {
             traffic_class: 0,
             keepalive: None,
             user_timeout_ms: None,
+            fin_wait_2_ms: None,
+            dont_fragment: true,
         }
     }
 }
@@ -281,6 +288,17 @@ impl TcpOptions {
         Self { user_timeout_ms: user_timeout_ms.into(), ..self }
     }
 
+    /// Sets the maximum time in FIN-WAIT-2 after closing, in milliseconds; `None` for the stack's
+    /// own limit.
+    pub fn fin_wait_2_ms(self, fin_wait_2_ms: impl Into<Option<u32>>) -> Self {
+        Self { fin_wait_2_ms: fin_wait_2_ms.into(), ..self }
+    }
+
+    /// Sets whether routers are forbidden to fragment IPv4 packets.
+    pub fn dont_fragment(self, dont_fragment: bool) -> Self {
+        Self { dont_fragment, ..self }
+    }
+
     /// Window shift needed to offer the whole receive buffer at its largest (RFC 7323 section 2.3).
     pub(crate) fn window_shift(&self) -> u8 {
         let largest = self.receive_buffer_bytes.max(self.max_receive_buffer_bytes);
@@ -343,6 +361,33 @@ pub struct TcpReadiness {
     pub failed: bool,
 }
 
+/// Reason why a peer cannot be reached, as an ICMP error gave it, where error kinds make no
+/// difference (RFC 792, RFC 1122 section 3.2.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UnreachableReason {
+    /// The peer's host does not support TCP; reported as a refused connection.
+    Protocol,
+    /// A source route failed; reported as an unreachable host.
+    SourceRoute,
+    /// A router knows no such host; reported as an unreachable host.
+    HostUnknown,
+    /// A router does not forward for this host; reported as an unreachable host.
+    SourceIsolated,
+}
+
+/// Loss recovery state of the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum RecoveryPhase {
+    /// No segment is known to be lost.
+    Open,
+    /// Fast recovery with proportional rate reduction (RFC 6937).
+    FastRecovery,
+    /// Recovery after a retransmission time-out.
+    Loss,
+}
+
 /// State and measurements of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
@@ -350,8 +395,15 @@ pub struct TcpInfo {
     pub state: TcpState,
     /// Smoothed round-trip time; `None` before the first sample.
     pub rtt_ns: Option<u64>,
+    /// Mean deviation of the round-trip time (RTTVAR, RFC 6298 section 2); 0 before the first
+    /// sample.
+    pub rtt_variation_ns: u64,
     /// Retransmission time-out.
     pub rto_ns: u64,
+    /// Phase of loss recovery.
+    pub recovery: RecoveryPhase,
+    /// Reason of the last ICMP error, if nothing was acknowledged since.
+    pub unreachable: Option<UnreachableReason>,
     /// Congestion window.
     pub cwnd_bytes: u32,
     /// Slow start threshold: below this size, the congestion window grows exponentially.
@@ -380,7 +432,10 @@ impl TcpInfo {
         Self {
             state,
             rtt_ns: None,
+            rtt_variation_ns: 0,
             rto_ns: 0,
+            recovery: RecoveryPhase::Open,
+            unreachable: None,
             cwnd_bytes: 0,
             ssthresh_bytes: 0,
             send_window_bytes: 0,
@@ -415,8 +470,25 @@ pub(crate) enum Failure {
     TimedOut,
     HostUnreachable,
     NetworkUnreachable,
+    ProtocolUnreachable,
+    SourceRouteFailed,
+    HostUnknown,
+    SourceHostIsolated,
     /// Aborted by the application itself.
     Aborted,
+}
+
+impl Failure {
+    /// Reason of an ICMP error that the kind of an error does not show.
+    pub(crate) fn unreachable_reason(self) -> Option<UnreachableReason> {
+        match self {
+            Self::ProtocolUnreachable => Some(UnreachableReason::Protocol),
+            Self::SourceRouteFailed => Some(UnreachableReason::SourceRoute),
+            Self::HostUnknown => Some(UnreachableReason::HostUnknown),
+            Self::SourceHostIsolated => Some(UnreachableReason::SourceIsolated),
+            _ => None,
+        }
+    }
 }
 
 /// Error of a TCP call.
@@ -475,10 +547,13 @@ pub enum TcpError {
 impl TcpError {
     pub(crate) fn from_failure(failure: Failure, remote: SocketAddr) -> Self {
         match failure {
-            Failure::Refused => Self::Refused(remote),
+            Failure::Refused | Failure::ProtocolUnreachable => Self::Refused(remote),
             Failure::Reset => Self::Reset(remote),
             Failure::TimedOut => Self::TimedOut(remote),
-            Failure::HostUnreachable => Self::HostUnreachable(remote),
+            Failure::HostUnreachable
+            | Failure::SourceRouteFailed
+            | Failure::HostUnknown
+            | Failure::SourceHostIsolated => Self::HostUnreachable(remote),
             Failure::NetworkUnreachable => Self::NetworkUnreachable(remote),
             Failure::Aborted => Self::Aborted(remote),
         }

@@ -45,9 +45,14 @@ impl UdpTable {
         };
         let presented = socket.to_app_address(remote);
         let error = match icmp_error {
-            ReceivedIcmpError::PortUnreachable => SocketError::ConnectionRefused(presented),
+            ReceivedIcmpError::PortUnreachable | ReceivedIcmpError::ProtocolUnreachable => {
+                SocketError::ConnectionRefused(presented)
+            }
             ReceivedIcmpError::TimeExceeded if !socket.options.report_errors => return Ok(()),
             ReceivedIcmpError::HostUnreachable
+            | ReceivedIcmpError::HostUnknown
+            | ReceivedIcmpError::SourceHostIsolated
+            | ReceivedIcmpError::SourceRouteFailed
             | ReceivedIcmpError::HostProhibited
             | ReceivedIcmpError::TimeExceeded => SocketError::HostUnreachable(presented),
             ReceivedIcmpError::NetworkUnreachable | ReceivedIcmpError::NetworkProhibited => {

@@ -20,6 +20,7 @@ mod tcp_pressure;
 mod tcp_script;
 mod tcp_script_cases;
 mod tcp_segmentation;
+mod tcp_unreachable;
 mod udp;
 mod upgrade;
 mod upgrade_udp_and_limits;

@@ -14,7 +14,7 @@
 //! set mtu 68                   MTU of the link; below 1280 only IPv4
 //! set option no-delay          also: ecn, receive-buffer N, send-buffer N,
 //!                              keepalive IDLE INTERVAL PROBES (ms),
-//!                              user-timeout MS, newreno
+//!                              user-timeout MS, fin-wait-2 MS, newreno
 //! set limit half-open 1        also: backlog N, resets N, memory BYTES
 //! set peer-isn 4294967000      the peer's initial sequence number
 //! set port 4001                the peer's port from here on
@@ -375,6 +375,9 @@ impl Script {
             }
             ["option", "user-timeout", n] => {
                 self.options.user_timeout_ms = Some(n.parse().unwrap());
+            }
+            ["option", "fin-wait-2", n] => {
+                self.options.fin_wait_2_ms = Some(n.parse().unwrap());
             }
             ["option", "keepalive", idle, interval, probes] => {
                 self.options.keepalive = Some(

@@ -11,7 +11,7 @@ use crate::tcp::recovery::RecoveryPhase;
 use crate::tcp::segment::{OutSegment, Segment};
 use crate::tcp::seq::Seq;
 use crate::tcp::socket::{Failure, TcpState};
-use crate::tcp::timers::RtxTimer;
+use crate::tcp::timers::{NS_PER_MS, RtxTimer};
 
 /// Effects of a segment outside the connection's own state.
 #[derive(Debug, Default)]
@@ -53,7 +53,11 @@ impl Connection {
                 if in_syn_received && !may_establish {
                     return Err(DropReason::TcpAcceptQueueFull);
                 }
+                let in_time_wait = self.state == TcpState::TimeWait;
                 self.check_ack(now_ns, &segment, outcome, shared)?;
+                if in_time_wait && segment.len() > 0 {
+                    self.send_challenge_ack(now_ns, &segment);
+                }
                 return self.process_payload(now_ns, &segment, shared);
             }
         }
@@ -181,6 +185,11 @@ impl Connection {
             }
             (segment.seq, segment.flags) = (self.receive.nxt, without_syn(&segment));
         }
+        if !segment.is_ack() && !segment.is_rst() && !segment.is_syn() {
+            // No peer sends such a segment. The fifth check would drop the segment; a reply to one
+            // out of sequence would only serve whoever forged it.
+            return Err(DropReason::TcpFlags);
+        }
         self.check_timestamps(now_ns, &segment, shared)?;
         self.check_sequence(now_ns, &segment, shared)?;
         if segment.is_rst() {
@@ -193,7 +202,7 @@ impl Connection {
                 return Err(DropReason::TcpFlags);
             }
             // RFC 5961 section 4.2.
-            self.send_challenge_ack(now_ns);
+            self.send_challenge_ack(now_ns, &segment);
             return Err(DropReason::TcpFlags);
         }
         if !segment.is_ack() {
@@ -262,12 +271,13 @@ impl Connection {
         if segment.seq + 1 == self.receive.nxt {
             return self.acknowledge_now();
         }
-        self.send_challenge_ack(now_ns);
+        self.send_challenge_ack(now_ns, segment);
     }
 
-    /// Queues a challenge ACK, within the rate limit of the connection (RFC 5961 section 7).
-    pub(crate) fn send_challenge_ack(&mut self, now_ns: u64) {
-        if self.timers.take_challenge_ack(now_ns) {
+    /// Queues a challenge ACK in reply to a segment, within the rate limit of the connection
+    /// (RFC 5961 section 7).
+    pub(crate) fn send_challenge_ack(&mut self, now_ns: u64, segment: &Segment<'_>) {
+        if self.timers.take_challenge_ack(now_ns, !segment.payload.is_empty()) {
             self.acknowledge_now();
         }
     }
@@ -280,7 +290,7 @@ impl Connection {
         shared: &mut TcpShared,
     ) -> Result<(), DropReason> {
         if segment.seq != self.receive.nxt {
-            self.send_challenge_ack(now_ns);
+            self.send_challenge_ack(now_ns, segment);
             return Err(DropReason::TcpReset);
         }
         if self.state == TcpState::TimeWait {
@@ -315,7 +325,7 @@ impl Connection {
             return Ok(());
         }
         if !self.send.is_acceptable_ack(segment.ack) {
-            self.send_challenge_ack(now_ns);
+            self.send_challenge_ack(now_ns, segment);
             return Err(DropReason::TcpAckInvalid);
         }
         self.accept_timestamps(now_ns, segment);
@@ -404,7 +414,8 @@ impl Connection {
     /// Limits FIN-WAIT-2 of an orphaned connection: no application is left to read what the peer
     /// sends.
     pub(crate) fn start_orphan_timer(&mut self, now_ns: u64, shared: &TcpShared) {
-        self.timers.set_idle(now_ns, shared.fin_wait_2_ns);
+        let limit_ns = self.options.fin_wait_2_ms.map_or(u64::MAX, |ms| u64::from(ms) * NS_PER_MS);
+        self.timers.set_idle(now_ns, shared.fin_wait_2_ns.min(limit_ns));
     }
 
     /// Processes payload and FIN (RFC 9293 section 3.10.7.4, sixth to eighth). Urgent data is
@@ -418,9 +429,6 @@ impl Connection {
         let receives =
             matches!(self.state, TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2);
         if !receives {
-            if self.state == TcpState::TimeWait && segment.len() > 0 {
-                self.send_challenge_ack(now_ns);
-            }
             return Ok(());
         }
         if self.flags.contains(ConnFlags::ECN) {

@@ -54,6 +54,10 @@ impl TcpTable {
                 ReceivedIcmpError::PortUnreachable if connection.state == TcpState::SynSent => {
                     connection.abort(&mut self.shared, Some(Failure::Refused), false);
                 }
+                ReceivedIcmpError::ProtocolUnreachable if connection.state == TcpState::SynSent => {
+                    connection.soft_failure = Some(Failure::ProtocolUnreachable);
+                    connection.abort(&mut self.shared, Some(Failure::ProtocolUnreachable), false);
+                }
                 ReceivedIcmpError::HostProhibited if connection.state == TcpState::SynSent => {
                     connection.abort(&mut self.shared, Some(Failure::HostUnreachable), false);
                 }
@@ -64,6 +68,18 @@ impl TcpTable {
                 // because of an ICMP error, which anybody could forge.
                 ReceivedIcmpError::PortUnreachable => {
                     connection.soft_failure = Some(Failure::Refused);
+                }
+                ReceivedIcmpError::ProtocolUnreachable => {
+                    connection.soft_failure = Some(Failure::ProtocolUnreachable);
+                }
+                ReceivedIcmpError::SourceRouteFailed => {
+                    connection.soft_failure = Some(Failure::SourceRouteFailed);
+                }
+                ReceivedIcmpError::HostUnknown => {
+                    connection.soft_failure = Some(Failure::HostUnknown);
+                }
+                ReceivedIcmpError::SourceHostIsolated => {
+                    connection.soft_failure = Some(Failure::SourceHostIsolated);
                 }
                 ReceivedIcmpError::HostUnreachable
                 | ReceivedIcmpError::HostProhibited

@@ -195,20 +195,22 @@ impl TcpTable {
             return arena.free(frame);
         }
         let connection = index.and_then(|index| self.connections.at_mut(index));
-        let (hop_limit, traffic_class) = match connection {
+        let (hop_limit, traffic_class, dont_fragment) = match connection {
             Some(connection) => {
                 if out.data_bytes > 0 {
                     let bytes = arena.bytes_mut(&mut frame);
                     connection.send.queue.read(&self.shared.pool, out.data_at as usize, bytes);
                 }
-                (connection.options.hop_limit, connection.options.traffic_class & !3)
+                let options = &connection.options;
+                (options.hop_limit, options.traffic_class & !3, options.dont_fragment)
             }
-            None => (None, 0),
+            None => (None, 0, true),
         };
         let traffic_class = traffic_class | if out.ecn_capable { ECT_0 } else { 0 };
         if path.max_plain_frame_bytes > 0
             && hop_limit.is_none_or(|limit| limit == interface.hop_limit)
             && path.template.is_from(out.tuple.local_ip())
+            && dont_fragment
         {
             let (template, gso_size) = (&path.template, gso_size);
             return interface.send_plain_segment(
@@ -230,7 +232,11 @@ impl TcpTable {
         // Packets to ourselves need no checksum: the receiver does not verify it.
         let partial = interface.transmit_checksum || path.is_loopback;
         interface.put_tcp_header(arena, &packet, out, partial, &mut frame);
-        interface.send_frame(arena, &packet, path, None, frame);
+        if dont_fragment || !out.tuple.is_v4() {
+            return interface.send_frame(arena, &packet, path, None, frame);
+        }
+        let path = Path { routers_fragment: true, ..*path };
+        interface.send_frame(arena, &packet, &path, None, frame);
     }
 }
 

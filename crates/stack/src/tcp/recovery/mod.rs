@@ -23,22 +23,11 @@ use super::flags::ConnFlags;
 use super::segment::Segment;
 use super::send::SendState;
 use super::seq::Seq;
+pub(crate) use super::socket::RecoveryPhase;
 use super::timers::{Timers, age_ns};
 
 /// Duplicate acknowledgements that signal a loss (RFC 5681 section 3.2).
 const DUP_ACK_THRESHOLD: u8 = 3;
-
-/// Loss recovery state of the sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub(crate) enum RecoveryPhase {
-    /// No segment is known to be lost.
-    Open,
-    /// Fast recovery with proportional rate reduction (RFC 6937).
-    FastRecovery,
-    /// Recovery after a retransmission time-out.
-    Loss,
-}
 
 /// Recovery variables of a connection.
 pub(crate) struct Recovery {

@@ -86,6 +86,11 @@ impl RttEstimator {
         (self.smoothed_us != 0).then_some(u64::from(self.smoothed_us) * 1000)
     }
 
+    /// Mean deviation of the round-trip time (RTTVAR); 0 before the first sample.
+    pub(crate) fn variation_ns(&self) -> u64 {
+        u64::from(self.variation_us) * 1000
+    }
+
     /// Minimum of the recent round-trip times; 0 before the first sample.
     pub(crate) fn min_ns(&self) -> u64 {
         u64::from(self.min_us) * 1000

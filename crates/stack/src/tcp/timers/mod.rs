@@ -16,13 +16,17 @@ pub(crate) const NS_PER_MS: u64 = 1_000_000;
 /// 3.8.6.3 allows half a second).
 const DELAYED_ACK_NS: u64 = 40_000_000;
 
-/// Rate limit of challenge ACKs: burst size, and milliseconds for each in the long run
-/// (RFC 5961 section 7: ten in five seconds).
+/// Rate limit of challenge ACKs: milliseconds for each in the long run (RFC 5961 section 7: ten in
+/// five seconds).
 ///
 /// The limit is per connection: a shared counter would let an attacker learn about other
 /// connections.
-const CHALLENGE_BURST: u32 = 10;
 const CHALLENGE_INTERVAL_MS: u32 = 500;
+
+/// Number of challenge ACKs at once, in reply to segments with payload. Segments without payload
+/// get one: two hosts that disagree about their sequence numbers would answer each other's
+/// acknowledgements for ever.
+const CHALLENGE_BURST: u32 = 10;
 
 /// Purpose of the retransmission timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,16 +170,17 @@ impl Timers {
         }
     }
 
-    /// Takes one challenge ACK from the rate limit; false when it is used up (RFC 5961 section 7).
-    pub(crate) fn take_challenge_ack(&mut self, now_ns: u64) -> bool {
+    /// Takes one challenge ACK from the rate limit; false when the limit is used up (RFC 5961
+    /// section 7). The reply to a segment that `has_payload` may be one of a burst.
+    pub(crate) fn take_challenge_ack(&mut self, now_ns: u64, has_payload: bool) -> bool {
         // Each challenge ACK moves the due time of the next one by the interval. The due time may
         // lie ahead of now by at most the burst.
         let now_ms = milliseconds(now_ns);
         let ahead_ms = self.challenge_due_ms.wrapping_sub(now_ms);
         let is_ahead = ahead_ms <= CHALLENGE_BURST * CHALLENGE_INTERVAL_MS;
         let ahead_ms = if is_ahead { ahead_ms } else { 0 };
-        let is_allowed =
-            ahead_ms + CHALLENGE_INTERVAL_MS <= CHALLENGE_BURST * CHALLENGE_INTERVAL_MS;
+        let burst = if has_payload { CHALLENGE_BURST } else { 1 };
+        let is_allowed = ahead_ms + CHALLENGE_INTERVAL_MS <= burst * CHALLENGE_INTERVAL_MS;
         if is_allowed {
             self.challenge_due_ms = now_ms.wrapping_add(ahead_ms + CHALLENGE_INTERVAL_MS);
         }
@@ -221,11 +226,21 @@ mod tests {
     fn rfc5961_7_ten_challenge_acks_in_five_seconds() {
         let mut timers = Timers::new(0);
         let start_ns = 7_000_000_000;
-        let taken = (0..30).filter(|_| timers.take_challenge_ack(start_ns)).count();
+        let taken = (0..30).filter(|_| timers.take_challenge_ack(start_ns, true)).count();
         assert_eq!(taken, CHALLENGE_BURST as usize);
         let later_ns = start_ns + u64::from(CHALLENGE_INTERVAL_MS) * NS_PER_MS;
-        assert!(timers.take_challenge_ack(later_ns));
-        assert!(!timers.take_challenge_ack(later_ns));
+        assert!(timers.take_challenge_ack(later_ns, true));
+        assert!(!timers.take_challenge_ack(later_ns, true));
+    }
+
+    #[test]
+    fn segments_without_payload_get_one_challenge_ack_in_each_interval() {
+        let mut timers = Timers::new(0);
+        for interval in 0..4 {
+            let now_ns = u64::from(interval * CHALLENGE_INTERVAL_MS) * NS_PER_MS;
+            assert!(timers.take_challenge_ack(now_ns, false));
+            assert!(!timers.take_challenge_ack(now_ns, false));
+        }
     }
 
     #[test]
