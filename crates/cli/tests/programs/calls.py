@@ -621,6 +621,21 @@ def datagrams_to_any_port(subject):
                 yield orders.recv(1), udp.recv(100)
 
 
+def datagrams_to_another_family(subject):
+    call = ctypes.CDLL(None, use_errno=True).sendto
+    port = socket.htons(9)
+    if subject.family == socket.AF_INET:
+        address = socket.inet_pton(socket.AF_INET6, "2001:db8::1")
+        raw = struct.pack("=HHI16sI", socket.AF_INET6, port, 0, address, 0)
+    else:
+        raw = struct.pack("=HH4s8x", socket.AF_INET, port, socket.inet_aton("192.0.2.1"))
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        udp.bind((subject.own, 0))
+        udp.getsockname()
+        for _ in range(2):
+            yield call(udp.fileno(), b"text", 4, 0, raw, len(raw)), error_name(ctypes.get_errno())
+
+
 def shared_datagrams(subject):
     def join(shares=1):
         udp = socket.socket(subject.family, socket.SOCK_DGRAM)
@@ -692,7 +707,7 @@ def subject(own, peer):
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
         reset_with_unsent_data, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
         stopped_listener, duplicates, descriptors, files, corked, full, corked_and_full, options, interrupted, datagrams,
-        bound_datagrams, datagrams_to_any_port, shared_datagrams, over_loopback, children, threads,
+        bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
     ]:
         number = 0
         try:

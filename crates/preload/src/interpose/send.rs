@@ -32,9 +32,10 @@ fn send_to_socket(
             send_stream(fd, socket, data, may_block, flags & libc::MSG_MORE != 0)
         }
         Endpoint::Udp(udp) if udp.is_kernel_destination(socket, to) => return by_kernel(),
-        Endpoint::Udp(udp) => {
-            socket.retry_until_ready(fd, IoDirection::Write, may_block, || udp.send(data, to, from))
-        }
+        Endpoint::Udp(udp) => socket.retry_until_ready(fd, IoDirection::Write, may_block, || {
+            udp.check_family(socket, to)?;
+            udp.send(data, to, from)
+        }),
     };
     if let Err(error) = &sent
         && error.kind() == io::ErrorKind::BrokenPipe

@@ -72,6 +72,30 @@ impl Udp {
         }
     }
 
+    /// Checks that the socket can send to an address of this family.
+    ///
+    /// # Errors
+    /// The kernel's: `EAFNOSUPPORT` for IPv6 on an IPv4 socket, `ENETUNREACH` for IPv4 on a socket
+    /// that is bound to an IPv6 address.
+    pub(crate) fn check_family(&self, socket: &Socket, to: Option<SocketAddr>) -> io::Result<()> {
+        let Some(to) = to else { return Ok(()) };
+        if !socket.is_v6 {
+            return match to.is_ipv4() {
+                true => Ok(()),
+                false => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
+            };
+        }
+        let sends_v4 = to.ip().to_canonical().is_ipv4();
+        let is_bound_to_v6 = |local: SocketAddr| {
+            let ip = local.ip().to_canonical();
+            ip.is_ipv6() && !ip.is_unspecified()
+        };
+        match sends_v4 && self.socket.local_addr().is_ok_and(is_bound_to_v6) {
+            true => Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
+            false => Ok(()),
+        }
+    }
+
     /// True when the kernel socket must send to this address.
     pub(crate) fn is_kernel_destination(&self, socket: &Socket, to: Option<SocketAddr>) -> bool {
         socket.uses_kernel_socket
