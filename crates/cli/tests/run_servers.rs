@@ -431,6 +431,9 @@ fn postgresql_serves_from_its_children() {
         let mut command = host.run(&all);
         command.env("TIDEGATE_PRELOAD_LIBRARY", path("library.so"));
         let _server = host.testbed().wait_for_server(&mut command, 5432);
+        // PostgreSQL accepts connections before it serves them.
+        let pid_file = || fs::read_to_string(path("data/postmaster.pid")).unwrap();
+        wait_until("postgres is ready", || pid_file().lines().any(|line| line.trim() == "ready"));
         for address in SERVERS {
             let to = ["-h", address, "-U", "postgres"];
             let bench = |more: &[&str]| {
@@ -449,7 +452,7 @@ fn postgresql_serves_from_its_children() {
             assert!(got.trim_end() == expected.join(","), "{address}");
         }
         // postgres ends its children on SIGINT.
-        let pid = fs::read_to_string(path("data/postmaster.pid")).unwrap();
+        let pid = pid_file();
         let number = pid.lines().next().unwrap();
         host.testbed().server().command("kill").args(["-INT", number]).status().unwrap();
         wait_until("postgres has exited", || !folder.path().join("data/postmaster.pid").exists());
