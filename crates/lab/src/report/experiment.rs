@@ -23,12 +23,26 @@ pub struct Experiment {
     pub rows: Vec<Value>,
     /// Notes on the method: the task of each core, known omissions.
     pub notes: Vec<String>,
+    /// Comparisons with the kernel at its best.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub comparisons: Vec<KernelComparison>,
     /// Columns of the printed table; empty prints every key of the rows.
     #[serde(skip)]
     pub columns: Vec<&'static str>,
     /// Charts of the result, if any.
     #[serde(skip)]
     pub picture: Option<Picture>,
+}
+
+/// Ratio of Tidegate to the best of several ways of the kernel.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelComparison {
+    /// Name of the figure that is the ratio.
+    pub figure: String,
+    /// Rates of the kernel's ways, by name.
+    pub kernel_rows: BTreeMap<String, f64>,
+    /// Name of the best of them, which the ratio refers to.
+    pub kernel_best: String,
 }
 
 impl Experiment {
@@ -40,6 +54,26 @@ impl Experiment {
     /// Sets a figure.
     pub fn figure(&mut self, name: &str, value: f64) {
         self.figures.insert(name.to_owned(), value);
+    }
+
+    /// Sets a figure to the ratio of a rate to the best of the kernel's rates, which are named. A
+    /// kernel that delivers nothing counts as one a second. Without rates of the kernel there is no
+    /// figure.
+    pub fn compare_with_kernel(
+        &mut self,
+        figure: &str,
+        rate: f64,
+        kernel_rates: impl IntoIterator<Item = (String, f64)>,
+    ) {
+        let kernel_rows: BTreeMap<String, f64> = kernel_rates.into_iter().collect();
+        let best = kernel_rows.iter().max_by(|one, other| one.1.total_cmp(other.1));
+        let Some((best, best_rate)) = best.map(|(name, rate)| (name.clone(), *rate)) else {
+            return;
+        };
+        let ratio = rate / best_rate.max(1.0);
+        self.figure(figure, (ratio * 1000.0).round() / 1000.0);
+        let figure = figure.to_owned();
+        self.comparisons.push(KernelComparison { figure, kernel_rows, kernel_best: best });
     }
 
     /// Adds a note.
@@ -82,6 +116,9 @@ impl fmt::Display for Experiment {
         for (name, value) in &self.figures {
             writeln!(f, "{name} = {}", format_number(*value))?;
         }
+        for KernelComparison { figure, kernel_best, .. } in &self.comparisons {
+            writeln!(f, "{figure}: the kernel at its best is {kernel_best}")?;
+        }
         for note in &self.notes {
             writeln!(f, "note: {note}")?;
         }
@@ -102,6 +139,26 @@ fn format_cell(value: &Value) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn compares_with_the_kernel_at_its_best_and_names_it() {
+        let mut result = Experiment::new("livelock");
+        result.compare_with_kernel("none", 9.0, []);
+        assert!(result.figures.is_empty() && result.comparisons.is_empty());
+        let rates = [("kernel", 0.0), ("kernel-rps", 200.0), ("kernel-thread", 300.0)];
+        let rates = rates.map(|(name, rate)| (name.to_owned(), rate));
+        result.compare_with_kernel("over_kernel", 900.0, rates.clone());
+        result.compare_with_kernel("over_nothing", 900.0, rates[..1].to_vec());
+        assert_eq!(result.figures["over_kernel"], 3.0);
+        assert_eq!(result.figures["over_nothing"], 900.0);
+        let json = serde_json::to_value(&result).unwrap();
+        let comparison = &json["comparisons"][0];
+        assert_eq!(comparison["kernel_best"], "kernel-thread");
+        assert_eq!(comparison["kernel_rows"]["kernel-rps"], 200.0);
+        assert!(
+            result.to_string().contains("over_kernel: the kernel at its best is kernel-thread")
+        );
+    }
 
     #[test]
     fn prints_every_column_and_figure() {

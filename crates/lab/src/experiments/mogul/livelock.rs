@@ -282,13 +282,6 @@ fn conclude(results: &[CaseResult], result: &mut Experiment) {
     for mode in MODES.iter().filter(|mode| mode.name != DEFAULT_MODE) {
         figure(&format!("{}_floor", mode.name.replace('+', "_")), floor(mode.name));
     }
-    for kernel in Transport::all().filter(|transport| matches!(transport, Transport::Kernel(_))) {
-        let name = kernel.name().replace('-', "_");
-        for (work_ns, suffix) in [(500, ""), (2_000, "_2us")] {
-            let ratio = ratio_to_kernel_at_max_load(results, kernel, work_ns);
-            figure(&format!("tidegate_over_{name}_at_max{suffix}"), ratio);
-        }
-    }
     for (name, kind) in [
         ("dns_floor", ServerKind::TidegateXdp),
         ("nsd_floor", ServerKind::Nsd),
@@ -296,6 +289,9 @@ fn conclude(results: &[CaseResult], result: &mut Experiment) {
         ("knot_xdp_floor", ServerKind::KnotXdp),
     ] {
         figure(name, dns(results, kind).and_then(GoodputCurve::floor));
+    }
+    for (work_ns, suffix) in [(500, ""), (2_000, "_2us")] {
+        compare_at_max_load(results, work_ns, suffix, result);
     }
     if !unsaturated.is_empty() {
         result.note(format!(
@@ -318,21 +314,32 @@ fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// Tidegate's goodput at the highest load relative to the kernel's, for this work per packet. A
-/// kernel that delivers nothing counts as one packet per second.
-fn ratio_to_kernel_at_max_load(
+/// Compares Tidegate's goodput at the highest load with the kernel's, for this work per packet: with
+/// the best of its ways, and with each.
+fn compare_at_max_load(
     results: &[CaseResult],
-    kernel: Transport,
     work_ns: u64,
-) -> Option<f64> {
-    let of = |transport: Transport| {
+    suffix: &str,
+    result: &mut Experiment,
+) {
+    let at_max_load = |transport: Transport| {
         let test_case = TestCase::Service { transport, work_ns };
-        results
-            .iter()
-            .find(|one| one.test_case == test_case)
-            .map(|one| one.curve.goodput_at_max_load_pps())
+        let found = results.iter().find(|one| one.test_case == test_case)?;
+        Some(found.curve.goodput_at_max_load_pps())
     };
-    Some(of(Transport::tidegate())? / of(kernel)?.max(1.0))
+    let Some(own_pps) = at_max_load(Transport::tidegate()) else { return };
+    let kernels = Transport::all().filter(|transport| matches!(transport, Transport::Kernel(_)));
+    let rates: Vec<(String, f64)> = kernels
+        .filter_map(|kernel| Some((kernel.name().to_owned(), at_max_load(kernel)?)))
+        .collect();
+    for (name, pps) in rates.iter().filter(|(name, _)| name != "kernel") {
+        let name = name.replace('-', "_");
+        result.figure(
+            &format!("tidegate_over_{name}_at_max{suffix}"),
+            rounded(own_pps / pps.max(1.0)),
+        );
+    }
+    result.compare_with_kernel(&format!("tidegate_over_kernel_at_max{suffix}"), own_pps, rates);
 }
 
 fn dns(results: &[CaseResult], kind: ServerKind) -> Option<&GoodputCurve> {

@@ -81,6 +81,19 @@ impl Comparison {
     }
 }
 
+impl Comparison {
+    /// Error of the simulated number in percent of the published one, also of numbers that are
+    /// judged as statements; `None` for words.
+    fn error_percent(&self) -> Option<f64> {
+        if let Agreement::Rate { error_percent } = self.agreement {
+            return Some(error_percent);
+        }
+        let number = |text: &str| text.parse::<f64>().ok();
+        let (published, simulated) = (number(&self.published)?, number(&self.simulated)?);
+        (published > 0.0).then(|| (simulated / published - 1.0) * 100.0)
+    }
+}
+
 /// Smallest value in a range for which a monotonic condition holds, to a thousandth of the range;
 /// the upper end if it never holds.
 fn min_where(
@@ -119,11 +132,11 @@ pub fn run() -> Result<Experiment, LabError> {
                 "published": comparison.published,
                 "simulated": comparison.simulated,
             });
-            match comparison.agreement {
-                Agreement::Rate { error_percent } => {
-                    row["error_percent"] = json!(round_to_hundredths(error_percent));
-                }
-                Agreement::Statement { holds } => row["holds"] = json!(holds),
+            if let Some(error_percent) = comparison.error_percent() {
+                row["error_percent"] = json!(round_to_hundredths(error_percent));
+            }
+            if let Agreement::Statement { holds } = comparison.agreement {
+                row["holds"] = json!(holds);
             }
             row
         })
@@ -154,6 +167,8 @@ fn figures(result: &mut Experiment, comparisons: &[Comparison]) {
             .count()
     };
     result.figure("livelock_levels_wrong", count_wrong("livelock", true) as f64);
+    let errors = comparisons.iter().filter_map(Comparison::error_percent).map(f64::abs);
+    result.figure("error_max_percent", round_to_hundredths(errors.fold(0.0, f64::max)));
     result.figure("loss_levels_wrong", count_wrong("lossless level", false) as f64);
     result.figure("shapes_wrong", count_wrong("shape", false) as f64);
 }
@@ -170,6 +185,22 @@ mod tests {
         assert_eq!(result.figures["shapes_wrong"], 0.0, "{result}");
         let text = serde_json::to_string(&result).unwrap();
         assert_eq!(text, serde_json::to_string(&run().unwrap()).unwrap(), "it repeats");
+    }
+
+    #[test]
+    fn every_number_has_its_error() {
+        let text = |published: &str, simulated: &str| {
+            Comparison::equal_text("SS1", "level".into(), "judged", published, simulated)
+        };
+        assert_eq!(text("200", "100").error_percent(), Some(-50.0));
+        assert_eq!(text("N4", "N6").error_percent(), None);
+        let result = run().unwrap();
+        let judged_numbers = result.rows.iter().filter(|row| {
+            let case = row["case"].as_str().unwrap_or_default();
+            case.contains("lossless level") && row["error_percent"].is_number()
+        });
+        assert!(judged_numbers.count() > 0, "{result}");
+        assert!(result.figures["error_max_percent"] >= result.figures["mlfrr_error_max_percent"]);
     }
 
     #[test]
