@@ -178,13 +178,14 @@ pub fn serve_kernel(
     let mut batch = Batch::new(max_datagram_bytes);
     let mut polled: Vec<PollFd<'_>> =
         sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+    let may_sleep = !sockets.iter().any(|socket| socket.busy_poll);
     while !stop.load(Ordering::Relaxed) {
         responder.start_batch(&unix_time_ns);
         let mut served = 0;
         for socket in sockets {
             served += serve_batch(socket, responder, &mut batch, counters)?;
         }
-        if served == 0 && !sockets.iter().any(|socket| socket.busy_poll) {
+        if served == 0 && may_sleep {
             wait(&mut polled)?;
         }
     }

@@ -18,6 +18,11 @@ pub(crate) fn round_to_hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
+/// Rounds to thousandths, for ratios.
+pub(crate) fn round_to_thousandths(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -102,7 +102,7 @@ pub fn load_udp_closed_loop(
     }
     let schedule = config.schedule()?;
     if let Some(core) = config.core {
-        core::pin_this_thread(core)?;
+        core::pin_thread(None, core)?;
     }
     let mut link = open_device_link(config)?;
     let began = Instant::now();

@@ -28,6 +28,7 @@ pub mod template;
 mod udp_load;
 mod workload;
 
+pub use self::core::pin_thread;
 pub use closed_loop::{ClosedLoopReport, load_udp_closed_loop};
 pub use device_flood::DeviceFlood;
 pub use device_link::DeviceLink;

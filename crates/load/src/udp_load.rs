@@ -264,7 +264,7 @@ fn run_load<W: Workload>(
 ) -> Result<LoadReport, LoadError> {
     let schedule = config.schedule()?;
     if let Some(core) = config.core {
-        core::pin_this_thread(core)?;
+        core::pin_thread(None, core)?;
     }
     match config.link {
         LinkKind::Kernel => {

@@ -1,7 +1,7 @@
 //! Testbed: the server under test on one side, the kernel on the other.
 
 // Each test binary uses a part of this module.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod run;
 pub mod running;
@@ -13,47 +13,13 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+pub use tidegate_lab::testbed::for_tests::{can_run, has_programs, is_root, wait_until};
 use tidegate_lab::testbed::netns::{Namespace, VethConfig, VethPair};
 
 pub const CLIENT_V4: &str = "10.9.0.1";
 pub const CLIENT_V6: &str = "fd00:9::1";
 pub const SERVER_V4: &str = "10.9.0.2";
 pub const SERVER_V6: &str = "fd00:9::2";
-
-/// True if the test can run as root; prints a notice if it is skipped.
-pub fn is_root(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("skipped {test}: network namespaces need root");
-    }
-    root
-}
-
-/// True if all these programs are installed; prints the missing one if not.
-pub fn has_programs(test: &str, programs: &[&str]) -> bool {
-    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
-    let missing = programs.iter().find(|program| {
-        !path.split(':').any(|folder| std::path::Path::new(folder).join(program).exists())
-    });
-    if let Some(program) = missing {
-        eprintln!("skipped {test}: {program} is not installed");
-    }
-    missing.is_none()
-}
-
-/// True if a test can run that needs network namespaces and these programs.
-pub fn can_run(test: &str, programs: &[&str]) -> bool {
-    is_root(test) && has_programs(test, programs)
-}
-
-/// Waits until the condition holds. Panics after one minute.
-pub fn wait_until(state: &str, mut condition: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(60), "timed out waiting until: {state}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 /// URL of an address, with brackets around IPv6 addresses.
 pub fn url(address: &str, rest: &str) -> String {

@@ -25,6 +25,7 @@ use tidegate_memory::{Arena, ArenaConfig};
 use crate::error::LabError;
 use crate::experiments::compare::dns::peak_search::{LoadPoint, PeakSearch};
 use crate::report::experiment::Experiment;
+use crate::stats::round_to_hundredths;
 use crate::testbed::cpu;
 use crate::testbed::dns::servers::{Server, ServerKind};
 use crate::testbed::dns::{DnsMeasurement, DnsTestbed};
@@ -156,7 +157,7 @@ fn run_over_veth(config: &DemoConfig, link: LinkKind) -> Result<Experiment, LabE
         result.rows.push(row);
     }
     let [tidegate, kernel] = [peaks[0].1.answered_pps, peaks[1].1.answered_pps];
-    result.figure("qps_ratio", (tidegate / kernel.max(1.0) * 100.0).round() / 100.0);
+    result.figure("qps_ratio", round_to_hundredths(tidegate / kernel.max(1.0)));
     result.note(format!(
         "core {server_core} serves, core {load_core} sends; latency and CPU at {common:.0} \
          queries/s for both; drops while overloaded"

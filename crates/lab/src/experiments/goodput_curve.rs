@@ -6,7 +6,7 @@ use crate::stats::median;
 use crate::testbed::flood::FloodMeasurement;
 
 /// Minimum share of the offered packets that a server processes while it is not saturated.
-pub(crate) const UNSATURATED_SHARE: f64 = 0.98;
+const UNSATURATED_SHARE: f64 = 0.98;
 
 /// All measurements at one offered load.
 #[derive(Clone, Debug, Default)]

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tidegate_load::format_number;
 
 use crate::report::plot::Picture;
+use crate::stats::round_to_thousandths;
 
 /// The result of one experiment: figures to compare with a target, rows of a table, notes on
 /// the method of measurement.
@@ -71,7 +72,7 @@ impl Experiment {
             return;
         };
         let ratio = rate / best_rate.max(1.0);
-        self.figure(figure, (ratio * 1000.0).round() / 1000.0);
+        self.figure(figure, round_to_thousandths(ratio));
         let figure = figure.to_owned();
         self.comparisons.push(KernelComparison { figure, kernel_rows, kernel_best: best });
     }

@@ -6,6 +6,7 @@ use std::path::Path;
 use rustix::process::Pid;
 use rustix::thread::CpuSet;
 use serde::Serialize;
+use tidegate_load::pin_thread;
 
 use crate::error::LabError;
 
@@ -14,7 +15,7 @@ use crate::error::LabError;
 /// # Errors
 /// When there is no such core, or this process may not use it.
 pub fn pin_this_thread(core: usize) -> Result<(), LabError> {
-    pin(None, core)
+    Ok(pin_thread(None, core)?)
 }
 
 /// Keeps the calling thread on one core; restores the thread's former affinity on drop.
@@ -46,7 +47,7 @@ impl Drop for PinGuard {
 /// When there is no such core or process, or the process belongs to another user.
 pub fn pin_process(pid: i32, core: usize) -> Result<(), LabError> {
     let pid = Pid::from_raw(pid).ok_or_else(|| LabError::Config("process id 0".into()))?;
-    pin(Some(pid), core)
+    Ok(pin_thread(Some(pid), core)?)
 }
 
 /// Pins every present thread of the process `pid` to one core, overriding affinities that
@@ -92,19 +93,6 @@ pub fn run_as_interrupt(pid: i32) -> Result<(), LabError> {
 fn run_at_real_time_priority(pid: i32, priority: i32) -> Result<(), LabError> {
     crate::testbed::sys::run_at_real_time_priority(pid, priority)
         .map_err(LabError::io("cannot give a thread real-time priority"))
-}
-
-fn pin(pid: Option<Pid>, core: usize) -> Result<(), LabError> {
-    if core >= CpuSet::MAX_CPU {
-        return Err(LabError::Config(format!(
-            "core {core} does not exist: cores are numbered below {}",
-            CpuSet::MAX_CPU
-        )));
-    }
-    let mut set = CpuSet::new();
-    set.set(core);
-    rustix::thread::sched_setaffinity(pid, &set)
-        .map_err(LabError::io(format!("cannot run on core {core} (cores count from 0)")))
 }
 
 /// Number of cores that this process may use; 1 if the system cannot say.

@@ -10,6 +10,7 @@ pub mod dns;
 pub(crate) mod ending;
 pub(crate) mod flood;
 pub(crate) mod folder;
+pub mod for_tests;
 pub mod load;
 pub mod netns;
 pub mod process;

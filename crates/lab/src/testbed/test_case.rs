@@ -291,10 +291,8 @@ impl EchoService<'_> {
         let counters = folder.path().join("counters");
         let address: IpAddr =
             if on_kernel { KERNEL_ADDRESS.into() } else { TIDEGATE_ADDRESS.into() };
-        let mut command = match self.transport {
-            Transport::Raw => raw_command(testbed, address, &counters, limit)?,
-            _ => self.command(testbed, address, &counters, limit)?,
-        };
+        let mut command = self.command(testbed, address, limit)?;
+        command.arg("--counters").arg(&counters);
         let mut process = ServerProcess::start(self.transport.name(), &mut command)?;
         process.wait_for_first_line()?;
         let target = SocketAddr::new(address, SERVICE_PORT);
@@ -311,39 +309,30 @@ impl EchoService<'_> {
         &self,
         testbed: &FloodTestbed,
         address: IpAddr,
-        counters: &Path,
         limit: Duration,
     ) -> Result<Command, LabError> {
-        let end = &testbed.pair.b;
-        let mut command = end.namespace.command_on_core(testbed.server_core, programs::tidegate()?);
+        let FloodTestbed { pair, server_core, .. } = testbed;
+        let command_on_core = |program| pair.b.namespace.command_on_core(*server_core, program);
+        let limit = format!("{:.1}", limit.as_secs_f64());
+        if self.transport == Transport::Raw {
+            let mut command = command_on_core(programs::laboratory()?);
+            command.args(["livelock", "--as-raw-receiver", &pair.b.device, "--seconds", &limit]);
+            command.args(["--address", &address.to_string()]);
+            return Ok(command);
+        }
+        let mut command = command_on_core(programs::tidegate()?);
         let io = if matches!(self.transport, Transport::Kernel(_)) { "kernel" } else { "xdp" };
         let listen = SERVICE_PORT.to_string();
         command.args(["serve", "echo", "--json", "--listen", &listen, "--io", io]);
-        command.args(["--iface", &end.device, "--address", &format!("{address}/{PREFIX_BITS}")]);
-        command.args(["--cpu", &testbed.server_core.to_string()]);
+        command.args(["--iface", &pair.b.device, "--address", &format!("{address}/{PREFIX_BITS}")]);
+        command.args(["--cpu", &server_core.to_string(), "--duration", &limit]);
         command.args(["--work-ns", &self.work_ns.to_string()]);
-        command.args(["--duration", &format!("{:.1}", limit.as_secs_f64())]);
-        command.arg("--counters").arg(counters).args(self.transport.flags()).args(self.flags);
+        command.args(self.transport.flags()).args(self.flags);
         if self.sink {
             command.arg("--sink");
         }
         Ok(command)
     }
-}
-
-/// Command of the loop that only receives.
-fn raw_command(
-    testbed: &FloodTestbed,
-    address: IpAddr,
-    counters: &Path,
-    limit: Duration,
-) -> Result<Command, LabError> {
-    let end = &testbed.pair.b;
-    let mut command = end.namespace.command_on_core(testbed.server_core, programs::laboratory()?);
-    command.args(["livelock", "--as-raw-receiver", &end.device, "--address", &address.to_string()]);
-    command.args(["--seconds", &format!("{:.1}", limit.as_secs_f64())]);
-    command.arg("--counters").arg(counters);
-    Ok(command)
 }
 
 /// Checks that the servers of `kinds` are installed.

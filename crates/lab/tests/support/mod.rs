@@ -2,49 +2,14 @@
 //! cannot run.
 
 // Each test binary uses a part of this module.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
-
-/// True if the test can run as root; prints a notice if it is skipped.
-pub fn is_root(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("skipped {test}: network namespaces need root");
-    }
-    root
-}
-
-/// True if all these programs are installed; prints the missing one if not.
-pub fn has_programs(test: &str, programs: &[&str]) -> bool {
-    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
-    let missing = programs
-        .iter()
-        .find(|program| !path.split(':').any(|folder| Path::new(folder).join(program).exists()));
-    if let Some(program) = missing {
-        eprintln!("skipped {test}: {program} is not installed");
-    }
-    missing.is_none()
-}
-
-/// True if a test can run that needs network namespaces and these programs.
-pub fn can_run(test: &str, programs: &[&str]) -> bool {
-    is_root(test) && has_programs(test, programs)
-}
-
-/// Waits until the condition holds. Panics after one minute.
-pub fn wait_until(state: &str, mut condition: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(60), "timed out waiting until: {state}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
+pub use tidegate_lab::testbed::for_tests::{can_run, has_programs, is_root, wait_until};
 
 /// Path of the laboratory's program. The program under test and the preload library, of the same
 /// build, lie beside it.

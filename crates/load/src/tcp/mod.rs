@@ -230,7 +230,7 @@ pub fn load_tcp_with_hook<E: From<LoadError>>(
 ) -> Result<TcpLoadReport, E> {
     check(config)?;
     if let Some(core) = config.core {
-        core::pin_this_thread(core)?;
+        core::pin_thread(None, core)?;
     }
     let failed =
         |source: io::Error| LoadError::io(format!("TCP load on {} failed", config.target))(source);

@@ -14,6 +14,7 @@ use crate::error::LabError;
 use crate::experiments::goodput_curve::{GoodputCurve, LoadStep};
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::stats::round_to_thousandths;
 use crate::testbed::cpu;
 use crate::testbed::dns::servers::ServerKind;
 use crate::testbed::flood::FloodTestbed;
@@ -267,7 +268,7 @@ fn conclude(results: &[CaseResult], result: &mut Experiment) {
     };
     let mut figure = |name: &str, value: Option<f64>| {
         if let Some(value) = value {
-            result.figure(name, rounded(value));
+            result.figure(name, round_to_thousandths(value));
         }
     };
     figure("tidegate_floor", floor_with_work(DEFAULT_MODE));
@@ -310,10 +311,6 @@ fn describe_case(test_case: TestCase) -> String {
     format!("{}{work}", test_case.name())
 }
 
-fn rounded(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
-}
-
 /// Compares Tidegate's goodput at the highest load with the kernel's, for this work per packet: with
 /// the best of its ways, and with each.
 fn compare_at_max_load(
@@ -336,7 +333,7 @@ fn compare_at_max_load(
         let name = name.replace('-', "_");
         result.figure(
             &format!("tidegate_over_{name}_at_max{suffix}"),
-            rounded(own_pps / pps.max(1.0)),
+            round_to_thousandths(own_pps / pps.max(1.0)),
         );
     }
     result.compare_with_kernel(&format!("tidegate_over_kernel_at_max{suffix}"), own_pps, rates);

@@ -10,9 +10,10 @@ use tidegate_sim::{
     PriorityLevel, Setup, SimReport,
 };
 
-use crate::experiments::goodput_curve::UNSATURATED_SHARE;
+use crate::experiments::goodput_curve::{GoodputCurve, LoadStep};
 use crate::report::plot::{Axis, Panel, Picture, Series};
 use crate::stats::round_to_hundredths;
+use crate::testbed::flood::FloodMeasurement;
 use crate::{Experiment, LabError};
 
 const NS_PER_MS: u64 = 1_000_000;
@@ -172,8 +173,10 @@ fn experiment(config: &SweepConfig, points: &[SweepPoint]) -> Experiment {
             SweepMode::PolledFeedback => "sweep_floor".to_owned(),
             _ => format!("{}_floor", mode.name().replace('-', "_")),
         };
-        let floors = config.cores.iter().map(|&cores| floor(points, mode, cores));
-        result.figure(&name, floors.fold(1.0, f64::min));
+        let floors = config.cores.iter().filter_map(|&cores| floor(points, mode, cores));
+        if let Some(worst) = floors.reduce(f64::min) {
+            result.figure(&name, worst);
+        }
     }
     result.columns = vec![
         "mode",
@@ -201,15 +204,18 @@ fn experiment(config: &SweepConfig, points: &[SweepPoint]) -> Experiment {
     result
 }
 
-/// Worst goodput at any load that is at least the peak, divided by the peak.
-fn floor(points: &[SweepPoint], mode: SweepMode, cores: u32) -> f64 {
+/// Floor of a mode on a number of cores; `None` if no load saturates the machine.
+fn floor(points: &[SweepPoint], mode: SweepMode, cores: u32) -> Option<f64> {
+    let step = |point: &SweepPoint| LoadStep {
+        requested_pps: Some(point.report.offered_pps()),
+        runs: vec![FloodMeasurement {
+            offered_pps: point.report.offered_pps(),
+            goodput_pps: point.report.delivered_pps(),
+            ..FloodMeasurement::default()
+        }],
+    };
     let matching = points.iter().filter(|point| point.mode == mode && point.cores == cores);
-    let rates: Vec<(f64, f64)> =
-        matching.map(|point| (point.report.offered_pps(), point.report.delivered_pps())).collect();
-    let best = rates.iter().map(|rate| rate.1).fold(0.0, f64::max);
-    let above = rates.iter().filter(|rate| rate.1 < UNSATURATED_SHARE * rate.0);
-    let worst = above.map(|rate| rate.1).fold(best, f64::min);
-    if best > 0.0 { worst / best } else { 0.0 }
+    GoodputCurve { steps: matching.map(step).collect() }.floor()
 }
 
 fn row(point: &SweepPoint) -> Value {
@@ -352,7 +358,7 @@ mod tests {
                 let report = measure(&config, mode, cores, load_percent).unwrap();
                 points.push(SweepPoint { mode, cores, load_percent, report });
             }
-            let floor = floor(&points, SweepMode::PolledFeedback, cores);
+            let floor = floor(&points, SweepMode::PolledFeedback, cores).unwrap();
             assert!(floor >= 0.95, "{cores} cores: {floor}");
         }
     }

@@ -14,7 +14,7 @@ use tidegate_load::{LinkKind, format_number};
 
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
-use crate::stats::median;
+use crate::stats::{median, round_to_thousandths};
 use crate::testbed::cpu;
 use crate::testbed::dns::servers::{self, ServerKind};
 use crate::testbed::dns::{DnsMeasurement, DnsTestbed};
@@ -284,7 +284,7 @@ fn conclude(results: &[ServerResults], result: &mut Experiment) {
         ];
         for (name, kind) in ratios {
             if let Some(other) = peak(kind).filter(|other| *other > 0.0) {
-                result.figure(name, (tidegate / other * 1000.0).round() / 1000.0);
+                result.figure(name, round_to_thousandths(tidegate / other));
             }
         }
     }

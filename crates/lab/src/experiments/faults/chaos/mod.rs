@@ -26,6 +26,7 @@ use self::restart::RestartResults;
 use self::slowdown::Slowdown;
 use self::testbed::ChaosTestbed;
 use self::upgrade::UpgradeResults;
+use crate::stats::round_to_hundredths;
 use crate::{Experiment, LabError};
 
 /// Growth of the daemon's own resident memory in bytes, after warm-up, that does not count as a
@@ -98,7 +99,7 @@ fn report(
     result.figure("honest_resent", well_behaved.retransmitted.load(Ordering::Relaxed) as f64);
     result.figure("honest_connections", well_behaved.connections.load(Ordering::Relaxed) as f64);
     let worst = slowdowns.iter().map(Slowdown::loss_percent).fold(f64::MIN, f64::max);
-    result.figure("bad_slows_percent", (worst * 100.0).round() / 100.0);
+    result.figure("bad_slows_percent", round_to_hundredths(worst));
     result.figure("daemon_death_noticed_ms", restart_results.noticed.as_secs_f64() * 1e3);
     result.figure("daemon_restart_ms", restart_results.restarted.as_secs_f64() * 1e3);
     result.figure("hung_applications", restart_results.hung as f64);
@@ -113,7 +114,7 @@ fn report(
             "application": slowdown.bad.name(),
             "requests_per_s": slowdown.median(|[_, with]| *with).round(),
             "without_per_s": slowdown.median(|[without, _]| *without).round(),
-            "slows_percent": (slowdown.loss_percent() * 100.0).round() / 100.0,
+            "slows_percent": round_to_hundredths(slowdown.loss_percent()),
         }));
     }
     result.columns =

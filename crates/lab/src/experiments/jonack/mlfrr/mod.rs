@@ -15,7 +15,7 @@ use tidegate_load::format_number;
 
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
-use crate::stats::median;
+use crate::stats::{median, round_to_thousandths};
 use crate::testbed::cpu;
 use crate::testbed::flood::{
     FloodSource, FloodTestbed, GoodputMeter, KERNEL_ADDRESS, PREFIX_BITS, ReceiveWork, Receiver,
@@ -152,7 +152,7 @@ pub fn run(config: &MlfrrConfig) -> Result<Experiment, LabError> {
     if ratios.is_empty() {
         result.note("no ratio: the baseline does not sustain even the smallest load");
     } else {
-        result.figure("mlfrr_ratio", (median(&ratios) * 1000.0).round() / 1000.0);
+        result.figure("mlfrr_ratio", round_to_thousandths(median(&ratios)));
     }
     Ok(result)
 }

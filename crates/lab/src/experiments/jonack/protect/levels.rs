@@ -8,7 +8,7 @@ use super::ProtectConfig;
 use super::second_interface::{PingResult, SecondInterface};
 use crate::error::LabError;
 use crate::report::plot::{Axis, Panel, Series};
-use crate::stats::median;
+use crate::stats::{median, round_to_thousandths};
 use crate::testbed::flood::{FloodMeasurement, FloodSource, FloodTestbed};
 use crate::testbed::test_case::{EchoService, Transport};
 
@@ -134,7 +134,7 @@ impl LevelResults {
         let row = |level: usize| {
             let of = |figure: fn(&LevelMeasurement) -> f64| {
                 let value = self.median_at(level, figure);
-                value.is_finite().then(|| (value * 1000.0).round() / 1000.0)
+                value.is_finite().then(|| round_to_thousandths(value))
             };
             json!({
                 "test": "levels",

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
 use crate::report::plot::Picture;
+use crate::stats::round_to_thousandths;
 use crate::testbed::cpu;
 use crate::testbed::flood::FloodTestbed;
 use crate::testbed::netns;
@@ -211,20 +212,25 @@ fn conclude(
     policies: &[PolicyResults],
     result: &mut Experiment,
 ) {
-    let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
     for results in levels {
         let prefix = figure_prefix(results.transport);
-        result.figure(&format!("{prefix}flow_kept_min"), rounded(results.flow_kept_min()));
+        result.figure(
+            &format!("{prefix}flow_kept_min"),
+            round_to_thousandths(results.flow_kept_min()),
+        );
         // JSON has no infinity: a ping ratio without replies is left out here, and visible in the
         // row.
         if results.ping_ratio_max().is_finite() {
-            result.figure(&format!("{prefix}ping_ratio_max"), rounded(results.ping_ratio_max()));
+            result.figure(
+                &format!("{prefix}ping_ratio_max"),
+                round_to_thousandths(results.ping_ratio_max()),
+            );
         }
     }
     for results in timelines {
         result.figure(
             &format!("{}recovery_ms", figure_prefix(results.transport)),
-            rounded(results.recovery_ms()),
+            round_to_thousandths(results.recovery_ms()),
         );
     }
     for policy in policies {

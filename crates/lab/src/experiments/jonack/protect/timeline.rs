@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::ProtectConfig;
 use crate::error::LabError;
 use crate::report::plot::{Axis, Panel, Series, Span};
-use crate::stats::median;
+use crate::stats::{median, round_to_thousandths};
 use crate::testbed::client::{
     Client, RequestKind, RequestRecord, answered_share, median_latency_s, recovery_s,
 };
@@ -112,7 +112,7 @@ impl TimelineResults {
     pub(super) fn row(&self) -> Value {
         let each = |figure: &dyn Fn(&TimelineRun) -> f64| {
             let value = median(self.runs.iter().map(figure));
-            value.is_finite().then(|| (value * 1000.0).round() / 1000.0)
+            value.is_finite().then(|| round_to_thousandths(value))
         };
         let during = |run: &TimelineRun, figure: fn(&[RequestRecord], f64, f64) -> f64| {
             figure(&run.records, run.flood_s.0, run.flood_s.1)

@@ -15,7 +15,7 @@ use super::flood_testbed::{self, FloodTestbed, RouterSetup, RunningRouter};
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
-use crate::stats::median;
+use crate::stats::{median, round_to_hundredths};
 use crate::testbed::cpu;
 use crate::testbed::load::flood;
 use crate::testbed::netns;
@@ -359,24 +359,20 @@ fn conclude(results: &[ShareResults], result: &mut Experiment) {
     let unlimited = results.iter().find(|share_results| share_results.share_percent >= 100);
     let errors = results.iter().flat_map(ShareResults::error_points).flatten();
     if let Some(worst) = errors.reduce(f64::max) {
-        result.figure("share_error_max", rounded(worst));
+        result.figure("share_error_max", round_to_hundredths(worst));
     }
     let without_load = results
         .iter()
         .filter_map(|share_results| share_results.points().first().map(|at| at.process_percent));
     if let Some(min_percent) = without_load.reduce(f64::min) {
-        result.figure("program_percent_without_load", rounded(min_percent));
+        result.figure("program_percent_without_load", round_to_hundredths(min_percent));
     }
     if let Some(at) = unlimited.and_then(|one| one.points().last().copied()) {
-        result.figure("program_percent_without_limit", rounded(at.process_percent));
+        result.figure("program_percent_without_limit", round_to_hundredths(at.process_percent));
     }
     result.rows = results.iter().flat_map(rows).collect();
     result.columns = COLUMNS.to_vec();
     result.picture = Some(picture(results));
-}
-
-fn rounded(value: f64) -> f64 {
-    (value * 100.0).round() / 100.0
 }
 
 fn rows(share_results: &ShareResults) -> Vec<Value> {
@@ -385,9 +381,9 @@ fn rows(share_results: &ShareResults) -> Vec<Value> {
             "share_percent": share_results.share_percent,
             "offered_per_s": at.offered_pps.round(),
             "forwarded_per_s": at.forwarded_pps.round(),
-            "packets_percent": rounded(at.packets_percent),
-            "program_percent": rounded(at.process_percent),
-            "error_points": error.map(rounded),
+            "packets_percent": round_to_hundredths(at.packets_percent),
+            "program_percent": round_to_hundredths(at.process_percent),
+            "error_points": error.map(round_to_hundredths),
             "paper_program_percent": (at.offered_pps == 0.0).then_some(PAPER_IDLE_PERCENT),
         })
     };

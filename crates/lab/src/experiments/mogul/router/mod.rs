@@ -23,6 +23,7 @@ use crate::error::LabError;
 use crate::experiments::goodput_curve::GoodputCurve;
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::stats::round_to_thousandths;
 use crate::testbed::load::flood;
 use crate::testbed::netns;
 
@@ -309,7 +310,7 @@ fn conclude(results: &[LineResults], result: &mut Experiment) {
     };
     let mut figure = |name: &str, value: Option<f64>| {
         if let Some(value) = value {
-            result.figure(name, rounded(value));
+            result.figure(name, round_to_thousandths(value));
         }
     };
     let ten = Some(10);
@@ -351,10 +352,6 @@ fn conclude(results: &[LineResults], result: &mut Experiment) {
     result.picture = Some(picture(results));
 }
 
-fn rounded(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
-}
-
 fn row(line_results: &LineResults) -> Value {
     let points = line_results.curve.points();
     let peak = points.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default();
@@ -374,7 +371,7 @@ fn row(line_results: &LineResults) -> Value {
         "peak_per_s": peak.1.round(),
         "peak_at_per_s": peak.0.round(),
         "at_maximum_per_s": line_results.curve.goodput_at_max_load_pps().round(),
-        "floor": line_results.curve.floor().map(rounded),
+        "floor": line_results.curve.floor().map(round_to_thousandths),
         "steps": steps,
     })
 }

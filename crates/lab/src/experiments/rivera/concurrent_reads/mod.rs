@@ -20,6 +20,7 @@ use tidegate_load::format_number;
 use crate::Experiment;
 use crate::LabError;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::stats::{round_to_hundredths, round_to_thousandths};
 use crate::testbed::cpu;
 use crate::testbed::folder;
 use crate::testbed::netns::Namespace;
@@ -126,7 +127,7 @@ pub fn run(config: &ConcurrentReadsConfig) -> Result<Experiment, LabError> {
                 "source": source.name(),
                 "threads": threads,
                 "units_per_thread": units,
-                "seconds": (seconds * 1000.0).round() / 1000.0,
+                "seconds": round_to_thousandths(seconds),
                 "units_per_second": rate.round(),
             });
             for paper in published.iter().filter(|p| p.source == source && p.threads == threads) {
@@ -177,7 +178,7 @@ fn scaling(times: impl Iterator<Item = (usize, f64)>, cores: usize) -> Option<f6
     let times: Vec<_> = times.collect();
     let single = times.iter().find(|time| time.0 == 1)?;
     let widest = times.iter().filter(|time| time.0 <= cores).max_by_key(|time| time.0)?;
-    Some((single.1 * widest.0 as f64 / widest.1 * 100.0).round() / 100.0)
+    Some(round_to_hundredths(single.1 * widest.0 as f64 / widest.1))
 }
 
 fn median_seconds(

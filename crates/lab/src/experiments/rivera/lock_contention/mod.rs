@@ -25,7 +25,7 @@ use crate::experiments::rivera::receive_queues::model::{
     ModelConfig, ModelOutcome, ModelPacket, measure,
 };
 use crate::report::plot::{Axis, Panel, Picture, Series};
-use crate::stats::round_to_hundredths;
+use crate::stats::{round_to_hundredths, round_to_thousandths};
 use crate::testbed::cpu;
 use published::{LockTables, PublishedRow};
 use stack::{ReadMethod, StackOutcome, StackRun};
@@ -247,17 +247,17 @@ fn fill(row: &mut Value, lock: &str, statistics: &LockStatistics) {
     row["lock"] = json!(lock);
     row["held_total_us"] = json!((statistics.held_ns / 1000.0).round());
     row["acquisitions"] = json!(statistics.acquisitions);
-    row["held_mean_us"] = json!(thousandths(statistics.held_mean_ns() / 1000.0));
+    row["held_mean_us"] = json!(round_to_thousandths(statistics.held_mean_ns() / 1000.0));
     row["waited_total_us"] = json!((statistics.waited_ns / 1000.0).round());
     row["contentions"] = json!(statistics.contentions);
-    row["waited_mean_us"] = json!(thousandths(statistics.waited_mean_ns() / 1000.0));
+    row["waited_mean_us"] = json!(round_to_thousandths(statistics.waited_mean_ns() / 1000.0));
 }
 
 fn fill_paper(row: &mut Value, paper: &PublishedRow) {
     row["paper_acquisitions"] = json!(paper.acquisitions);
-    row["paper_held_mean_us"] = json!(thousandths(paper.held_mean_us));
+    row["paper_held_mean_us"] = json!(round_to_thousandths(paper.held_mean_us));
     row["paper_contentions"] = json!(paper.contentions);
-    row["paper_waited_mean_us"] = json!(thousandths(paper.waited_mean_us));
+    row["paper_waited_mean_us"] = json!(round_to_thousandths(paper.waited_mean_us));
 }
 
 /// Rows of Tidegate's own stack: one per read method, IP version and number of readers, and one
@@ -313,7 +313,7 @@ fn stack_row(ip: &str, run: StackRun, outcome: &StackOutcome, published: &LockTa
         "read": outcome.datagrams_read,
         "read_mpps": round_to_hundredths(outcome.datagrams_read as f64 / seconds / 1e6),
         "acquisitions_per_packet":
-            thousandths(outcome.lock.acquisitions as f64 / outcome.datagrams_read.max(1) as f64),
+            round_to_thousandths(outcome.lock.acquisitions as f64 / outcome.datagrams_read.max(1) as f64),
     });
     fill(&mut row, "stack", &outcome.lock);
     // The kernel's socket lock, with memory accounting.
@@ -323,10 +323,6 @@ fn stack_row(ip: &str, run: StackRun, outcome: &StackOutcome, published: &LockTa
         fill_paper(&mut row, paper);
     }
     row
-}
-
-fn thousandths(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
 }
 
 fn figures(config: &LockContentionConfig, result: &mut Experiment) {

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::Experiment;
 use crate::LabError;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::stats::round_to_hundredths;
 use crate::testbed::cpu;
 use crate::testbed::flood::{FloodSource, FloodTestbed};
 use crate::testbed::test_case::{EchoService, FloodedServer, Transport};
@@ -355,7 +356,7 @@ fn experiment(config: &ReaderScalingConfig, points: &[ReaderPoint]) -> Experimen
             "kernel_shared_rps": shared.round(),
             "kernel_reuseport_rps": reuseport.round(),
             "tidegate_rps": tidegate.round(),
-            "tidegate_over_kernel": (ratio * 100.0).round() / 100.0,
+            "tidegate_over_kernel": round_to_hundredths(ratio),
             "tidegate_memory_rps": in_memory,
         }));
     }
