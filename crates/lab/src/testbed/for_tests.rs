@@ -1,4 +1,4 @@
-//! What tests of programs need: the reasons for which a test cannot run, and waiting.
+//! Conditions under which a test of programs can run, and waiting for what it waits for.
 
 use std::path::Path;
 use std::thread;
