@@ -12,10 +12,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{Timespec, epoll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
+use crate::kernel_poll::{self, KernelBusyPoll};
 use crate::responder::unix_time_ns;
 use crate::{Responder, ServeCounters};
 use sys::Batch;
@@ -49,16 +50,16 @@ pub enum KernelError {
         source: io::Error,
     },
     /// The socket may not busy-poll its device.
-    #[error("cannot busy-poll for UDP {address}: {source}; it needs Linux 5.11 and CAP_NET_ADMIN")]
+    #[error("cannot busy-poll for UDP {address}: {source}; it needs Linux 6.9 and CAP_NET_ADMIN")]
     BusyPoll {
         /// Address to serve.
         address: SocketAddr,
         /// Error of the system call.
         source: io::Error,
     },
-    /// Waiting for datagrams failed (`poll`).
+    /// Waiting for datagrams failed (`epoll_wait`).
     #[error("waiting for datagrams failed: {0}")]
-    Poll(#[source] io::Error),
+    Wait(#[source] io::Error),
     /// The socket failed while it was being served.
     #[error("receiving on UDP {address} failed: {source}")]
     Receive {
@@ -77,16 +78,17 @@ pub struct KernelOptions {
     pub receive_buffer_bytes: usize,
     /// Lets several sockets share the address (`SO_REUSEPORT`), one per thread.
     pub reuse_port: bool,
-    /// Runs the receive work of the device in the server's own calls, as long as it makes them
-    /// often enough, and not in softirqs (`SO_PREFER_BUSY_POLL`, Linux 5.11). The server never
-    /// sleeps. The device must defer its interrupts (`napi_defer_hard_irqs`,
-    /// `gro_flush_timeout`).
-    pub busy_poll: bool,
+    /// Busy polling of the device.
+    pub busy_poll: KernelBusyPoll,
 }
 
 impl Default for KernelOptions {
     fn default() -> Self {
-        KernelOptions { receive_buffer_bytes: 8 << 20, reuse_port: false, busy_poll: false }
+        KernelOptions {
+            receive_buffer_bytes: 8 << 20,
+            reuse_port: false,
+            busy_poll: KernelBusyPoll::Off,
+        }
     }
 }
 
@@ -95,7 +97,7 @@ impl Default for KernelOptions {
 pub struct KernelSocket {
     fd: OwnedFd,
     address: SocketAddr,
-    busy_poll: bool,
+    busy_poll: KernelBusyPoll,
 }
 
 impl KernelSocket {
@@ -122,7 +124,7 @@ impl KernelSocket {
         }
         sys::enable_packet_info(fd.as_fd(), address.is_ipv6())
             .map_err(|source| KernelError::Open { address, source })?;
-        if options.busy_poll {
+        if options.busy_poll == KernelBusyPoll::Always {
             sys::prefer_busy_poll(fd.as_fd())
                 .map_err(|source| KernelError::BusyPoll { address, source })?;
         }
@@ -146,8 +148,8 @@ impl AsFd for KernelSocket {
 }
 
 /// Serves `sockets` with `responder` until `stop` is set, which is noticed within 100 ms. Sleeps
-/// in the kernel while no datagram arrives, unless a socket busy-polls. Replies leave from the address that the request was
-/// sent to.
+/// in the kernel while no datagram arrives, unless the first socket always busy-polls. Replies
+/// leave from the address that the request was sent to.
 ///
 /// `max_datagram_bytes` bounds requests and replies. Each set of counters belongs to one serving
 /// loop.
@@ -176,17 +178,17 @@ pub fn serve_kernel(
     counters: &ServeCounters,
 ) -> Result<(), KernelError> {
     let mut batch = Batch::new(max_datagram_bytes);
-    let mut polled: Vec<PollFd<'_>> =
-        sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
-    let may_sleep = !sockets.iter().any(|socket| socket.busy_poll);
+    let busy_poll = sockets.first().map_or(KernelBusyPoll::Off, |socket| socket.busy_poll);
+    let epoll = wait_set(sockets, busy_poll).map_err(KernelError::Wait)?;
     while !stop.load(Ordering::Relaxed) {
         responder.start_batch(&unix_time_ns);
         let mut served = 0;
         for socket in sockets {
             served += serve_batch(socket, responder, &mut batch, counters)?;
         }
-        if served == 0 && may_sleep {
-            wait(&mut polled)?;
+        // A socket that always busy-polls has looked at its device when it was read.
+        if served == 0 && busy_poll != KernelBusyPoll::Always {
+            wait(epoll.as_fd()).map_err(KernelError::Wait)?;
         }
     }
     Ok(())
@@ -224,11 +226,22 @@ fn serve_batch(
     Ok(received)
 }
 
+/// Creates the epoll of the sockets.
+fn wait_set(sockets: &[KernelSocket], busy_poll: KernelBusyPoll) -> io::Result<OwnedFd> {
+    let epoll = kernel_poll::create(busy_poll)?;
+    for socket in sockets {
+        epoll::add(&epoll, socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    }
+    Ok(epoll)
+}
+
 /// Sleeps until a datagram arrives or the stop flag is due for a check.
-fn wait(polled: &mut [PollFd<'_>]) -> Result<(), KernelError> {
+fn wait(epoll: BorrowedFd<'_>) -> io::Result<()> {
     let timeout = Timespec { tv_sec: 0, tv_nsec: STOP_CHECK_INTERVAL.subsec_nanos().into() };
-    match poll(polled, Some(&timeout)) {
+    let mut events =
+        [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
+    match epoll::wait(epoll, &mut events[..], Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(errno) => Err(KernelError::Poll(errno.into())),
+        Err(errno) => Err(errno.into()),
     }
 }

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use crate::ServeCounters;
 use crate::kernel_listener::listen_with_max_descriptors;
+use crate::kernel_poll::{self, KernelBusyPoll};
 use crate::slots::Slots;
 use crate::streams::StreamService;
 
@@ -27,19 +28,20 @@ const BUFFER_BYTES: usize = 64 << 10;
 const TURN_BYTES: usize = 256 << 10;
 
 /// Serves on `addresses` until `stop` is set, which is noticed within 100 ms. Calls `ready` once
-/// the server listens. With `busy_poll` set the server never sleeps: it busy-polls epoll.
+/// the server listens. With `spin` set the server never sleeps: it asks epoll again and again.
 ///
 /// # Errors
-/// When an address cannot be listened on.
+/// When an address cannot be listened on, or the kernel cannot busy-poll.
 pub fn serve_kernel_streams(
     addresses: &[SocketAddr],
     service: StreamService,
-    busy_poll: bool,
+    spin: bool,
+    busy_poll: KernelBusyPoll,
     stop: &AtomicBool,
     counters: &ServeCounters,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let epoll = kernel_poll::create(busy_poll)?;
     let listeners = listen_with_max_descriptors(addresses)?;
     for (index, listener) in listeners.iter().enumerate() {
         let data = epoll::EventData::new_u64(index as u64);
@@ -54,7 +56,7 @@ pub fn serve_kernel_streams(
         buffer: vec![0; BUFFER_BYTES],
         counters,
     };
-    let timeout = if busy_poll { NO_WAIT } else { STOP_CHECK_INTERVAL };
+    let timeout = if spin { NO_WAIT } else { STOP_CHECK_INTERVAL };
     let mut events = Vec::with_capacity(MAX_EVENTS);
     while !stop.load(Ordering::Relaxed) {
         events.clear();

@@ -17,6 +17,7 @@ pub mod filter;
 pub mod http;
 pub mod kernel;
 mod kernel_listener;
+mod kernel_poll;
 pub mod kernel_streams;
 pub mod kernel_uring;
 mod messages;
@@ -28,5 +29,6 @@ pub mod streams;
 pub mod work;
 
 pub use counters::ServeCounters;
+pub use kernel_poll::KernelBusyPoll;
 pub use messages::MessageLimits;
 pub use responder::Responder;

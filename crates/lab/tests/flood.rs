@@ -46,12 +46,13 @@ fn livelock_lab_measures_every_load_and_draws_svg() {
     let worked = |row: &Value| row["goodput_per_s"].as_f64() > Some(0.0);
     assert!(rows.iter().any(worked), "no row has goodput: {result}");
     // A curve that no load saturates has no floor.
-    for name in ["tidegate_floor", "kernel_floor", "raw_floor"] {
+    for name in ["tidegate_floor", "kernel_timer_floor", "raw_floor"] {
         let floor = result["figures"][name].as_f64();
         assert!(floor.is_none_or(|floor| (0.0..=1.0).contains(&floor)), "{name}: {floor:?}");
     }
     assert!(figure(&result, "tidegate_over_kernel_at_max") >= 0.0);
-    assert_eq!(result["comparisons"][0]["kernel_best"], "kernel", "the only row of the kernel");
+    let best = &result["comparisons"][0]["kernel_best"];
+    assert_eq!(best, "kernel-timer", "the only row of the kernel");
     let svg = std::fs::read_to_string(&svg).unwrap();
     assert!(svg.contains("polled+feedback") && svg.contains("0.5 us of work"), "{svg}");
 }

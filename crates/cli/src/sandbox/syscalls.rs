@@ -161,6 +161,8 @@ const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWNET) as u64;
 
 /// Commands of `bpf` on the elements of an open map.
+/// Request of `linux/eventpoll.h`.
+const EPIOCSPARAMS: u64 = 0x4008_8a01;
 const BPF_MAP_LOOKUP_ELEM: u64 = 1;
 const BPF_MAP_UPDATE_ELEM: u64 = 2;
 const BPF_MAP_DELETE_ELEM: u64 = 3;
@@ -197,6 +199,8 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
         (libc::SYS_ioctl, &[is(1, libc::FIONBIO)]),
         (libc::SYS_ioctl, &[is(1, libc::FIONREAD)]),
         (libc::SYS_ioctl, &[is(1, libc::TCGETS)]),
+        // Busy polling of an epoll, of the servers on kernel sockets.
+        (libc::SYS_ioctl, &[is(1, EPIOCSPARAMS)]),
         (libc::SYS_bpf, &[is(0, BPF_MAP_LOOKUP_ELEM)]),
         (libc::SYS_bpf, &[is(0, BPF_MAP_UPDATE_ELEM)]),
         (libc::SYS_bpf, &[is(0, BPF_MAP_DELETE_ELEM)]),

@@ -13,7 +13,7 @@ use tidegate::{
 use tidegate_apps::embedded::serve_udp_and_tcp;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
-use tidegate_apps::{MessageLimits, Responder, ServeCounters};
+use tidegate_apps::{KernelBusyPoll, MessageLimits, Responder, ServeCounters};
 
 use crate::Failure;
 use crate::choices::choices;
@@ -65,10 +65,18 @@ pub(crate) struct ServerOptions {
     /// --io kernel
     #[arg(long, help_heading = "Readers")]
     reuse_port: bool,
-    /// Poll the device in the server's own calls instead of softirqs, and never sleep
-    /// (SO_PREFER_BUSY_POLL); with --io kernel, for datagrams
-    #[arg(long)]
-    kernel_busy_poll: bool,
+    /// Poll the device in the server's own calls instead of softirqs, always or until it is idle;
+    /// with --io kernel
+    #[arg(
+        long,
+        value_name = "WHEN",
+        value_parser = busy_polls(),
+        default_value = "off",
+        default_missing_value = "always",
+        num_args = 0..=1,
+        require_equals = true
+    )]
+    pub(crate) kernel_busy_poll: KernelBusyPoll,
     #[command(flatten)]
     pub(crate) user: UserOption,
     /// Listen on this Unix socket for `tidegate ctl`
@@ -91,6 +99,23 @@ fn distributions() -> impl TypedValueParser<Value = Distribution> {
         ("flow", Distribution::FlowHash, "All datagrams of one peer to the same reader"),
         ("round-robin", Distribution::RoundRobin, "Round-robin"),
         ("least-loaded", Distribution::LeastLoaded, "The reader with the fewest waiting datagrams"),
+    ])
+}
+
+/// Ways to busy-poll for kernel sockets, by name.
+fn busy_polls() -> impl TypedValueParser<Value = KernelBusyPoll> {
+    choices([
+        ("off", KernelBusyPoll::Off, "Softirqs receive"),
+        (
+            "always",
+            KernelBusyPoll::Always,
+            "The server polls and never sleeps (SO_PREFER_BUSY_POLL)",
+        ),
+        (
+            "until-idle",
+            KernelBusyPoll::UntilIdle,
+            "The server polls, and sleeps 50 us after the last packet",
+        ),
     ])
 }
 
@@ -347,7 +372,7 @@ impl ServerOptions {
                         of its own without it"
                 .into());
         }
-        if self.kernel_busy_poll && !kernel && self.config.is_none() {
+        if self.kernel_busy_poll != KernelBusyPoll::Off && !kernel && self.config.is_none() {
             return Err(
                 "--kernel-busy-poll is for --io kernel: on Tidegate give --mode dedicated".into()
             );

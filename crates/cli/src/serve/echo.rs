@@ -101,7 +101,8 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
         if echo.io_uring {
             serve_uring_echo(&addresses, &stop, &served, ready)?;
         } else {
-            serve_kernel_streams(&addresses, service, echo.spin, &stop, &served, ready)?;
+            let busy_poll = common.kernel_busy_poll;
+            serve_kernel_streams(&addresses, service, echo.spin, busy_poll, &stop, &served, ready)?;
         }
         return ServeReport::kernel("echo", &served).print(json);
     }

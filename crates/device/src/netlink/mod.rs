@@ -36,6 +36,7 @@ pub use change::{add_address, set_mtu, set_up};
 pub(crate) use gro::GroMaxSizes;
 pub use monitor::{Change, Monitor};
 #[cfg(any(feature = "packet", feature = "xdp"))]
+pub use netdev::set_irq_suspend_timeout;
 pub(crate) use netdev::{NapiSettings, NetdevSocket};
 pub(crate) use socket::Socket;
 

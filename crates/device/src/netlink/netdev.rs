@@ -33,6 +33,7 @@ const NETDEV_A_NAPI_IFINDEX: u16 = 1;
 const NETDEV_A_NAPI_ID: u16 = 2;
 const NETDEV_A_NAPI_DEFER_HARD_IRQS: u16 = 5;
 const NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT: u16 = 6;
+const NETDEV_A_NAPI_IRQ_SUSPEND_TIMEOUT: u16 = 7;
 
 /// Sizes of `struct nlmsghdr`, `struct genlmsghdr` and `struct nlattr`, in bytes.
 const NETLINK_HEADER_BYTES: usize = 16;
@@ -122,6 +123,15 @@ impl NetdevSocket {
         self.send_request(request, |_| {})
     }
 
+    /// Sets the suspend timeout of a NAPI instance, in nanoseconds.
+    fn set_irq_suspend_timeout(&self, id: u32, suspend_timeout_ns: u64) -> io::Result<()> {
+        let mut request = self.request(NETDEV_CMD_NAPI_SET, NLM_F_ACK);
+        request.push_attribute(NETDEV_A_NAPI_ID, &id.to_ne_bytes());
+        let suspend_timeout_ns = suspend_timeout_ns.to_ne_bytes();
+        request.push_attribute(NETDEV_A_NAPI_IRQ_SUSPEND_TIMEOUT, &suspend_timeout_ns);
+        self.send_request(request, |_| {})
+    }
+
     fn request(&self, command: u8, flags: u16) -> NetlinkRequest {
         NetlinkRequest::new(self.family, command, NLM_F_REQUEST | flags)
     }
@@ -157,6 +167,21 @@ impl NetdevSocket {
         }
         Err(io::Error::other("no end of the netlink reply"))
     }
+}
+
+/// Sets the time for which the interrupts of an interface stay off while a program that prefers to
+/// busy-poll finds packets, in nanoseconds (`irq-suspend-timeout`, Linux 6.13). The namespace is
+/// that of the calling thread.
+///
+/// # Errors
+/// If the kernel is older, or the interface has no NAPI instance.
+pub fn set_irq_suspend_timeout(interface_index: u32, timeout_ns: u64) -> io::Result<()> {
+    let netdev = NetdevSocket::open()?;
+    let napis = netdev.napis(interface_index)?;
+    if napis.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the interface has no NAPI instance"));
+    }
+    napis.iter().try_for_each(|napi| netdev.set_irq_suspend_timeout(napi.id, timeout_ns))
 }
 
 /// Netlink request under construction.

@@ -7,6 +7,7 @@ pub mod farias;
 pub mod faults;
 pub mod goodput_curve;
 pub mod jonack;
+pub(crate) mod kernel_best;
 pub mod mogul;
 pub mod rivera;
 pub mod simulated;

@@ -46,6 +46,13 @@ pub struct KernelComparison {
     pub kernel_best: String,
 }
 
+/// Figures of the kernel's ways by name, and the name of the best.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct KernelRows {
+    pub(crate) rows: BTreeMap<String, f64>,
+    pub(crate) best: String,
+}
+
 impl Experiment {
     /// An empty result for the experiment `name`.
     pub fn new(name: &str) -> Self {
@@ -72,9 +79,16 @@ impl Experiment {
             return;
         };
         let ratio = rate / best_rate.max(1.0);
+        self.compare_with_best(figure, ratio, KernelRows { rows: kernel_rows, best });
+    }
+
+    /// Sets a figure to the ratio of Tidegate's figure to that of the best of `kernel`, which are
+    /// named.
+    pub(crate) fn compare_with_best(&mut self, figure: &str, ratio: f64, kernel: KernelRows) {
         self.figure(figure, round_to_thousandths(ratio));
+        let KernelRows { rows: kernel_rows, best: kernel_best } = kernel;
         let figure = figure.to_owned();
-        self.comparisons.push(KernelComparison { figure, kernel_rows, kernel_best: best });
+        self.comparisons.push(KernelComparison { figure, kernel_rows, kernel_best });
     }
 
     /// Adds a note.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{ending, folder, netns, tracefs};
+use super::{ending, folder, netns, sysctl, tracefs};
 
 /// Time for the processes of an experiment to end by themselves, so that servers restore their
 /// interfaces.
@@ -17,8 +17,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Name of restorer processes. They end by themselves, after the process for which they work.
 const RESTORER: &str = "tg-restorer";
 
-/// Ends all processes that this process has started, and removes its namespaces, temporary folders
-/// and trace instances. For a process that is about to end without dropping the owners; other
+/// Ends all processes that this process has started, removes its namespaces, temporary folders and
+/// trace instances, and restores settings of the machine. For a process that is about to end without dropping the owners; other
 /// threads can create nothing any more.
 pub fn remove_everything() {
     ending::stop_creating();
@@ -27,6 +27,7 @@ pub fn remove_everything() {
     while netns::remove_own() > 0 {}
     folder::remove_own();
     tracefs::remove_own();
+    sysctl::restore();
 }
 
 /// Ends the descendants of this process: SIGTERM, and SIGKILL for those that take too long.

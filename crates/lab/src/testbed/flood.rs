@@ -17,6 +17,7 @@ use crate::testbed::cpu::{self, CoreTicks, CoreUsage};
 use crate::testbed::load::arp_responder::ArpResponder;
 use crate::testbed::load::flood::{self, Flood};
 use crate::testbed::netns::{VethConfig, VethPair};
+use crate::testbed::receive_work::{POLL_INTERVAL_NS, ReceiveWork};
 
 /// Kernel address for clients at the load generator's end of the link.
 pub(crate) const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);
@@ -29,15 +30,6 @@ pub(crate) const LOAD_MAC: [u8; 6] = [2, 0xf1, 0x00, 0xd0, 0, 1];
 const FLOW_COUNT: u16 = 64;
 const FIRST_SOURCE_PORT: u16 = 20_000;
 
-/// Interval at which a timer polls the idle device, in nanoseconds: stands for the interrupt
-/// coalescing of a NIC.
-const POLL_INTERVAL_NS: u64 = 20_000;
-/// Time after which a timer polls the device of a server that busy-polls, in nanoseconds: more than
-/// the server needs between two polls.
-const BUSY_POLL_TIMEOUT_NS: u64 = 1_000_000;
-/// Idle polls before the device enables its interrupt again. The interrupt would run on the
-/// sender's core, so the number is the maximum.
-const MAX_IDLE_POLLS: u32 = i32::MAX as u32;
 /// Sampling time to find the core on which the timer runs.
 const SOFTIRQ_SAMPLE_TIME: Duration = Duration::from_millis(20);
 /// Limit of the wait for the first frame of a flood.
@@ -52,26 +44,6 @@ pub(crate) enum Receiver {
     Kernel,
     /// The server itself, through AF_XDP.
     Server,
-}
-
-/// Mechanism that runs the receive work of the server's device on the server's core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReceiveWork {
-    /// The server polls the device itself.
-    Server,
-    /// A timer polls the device in softirqs, like a NIC with interrupt coalescing.
-    Timer,
-    /// The server polls the device in calls of its sockets. A timer polls when it does not for
-    /// some time.
-    BusyPoll,
-    /// Each arrival wakes a thread with priority over everything but the interrupt handler: a
-    /// NIC without coalescing.
-    Interrupt,
-    /// Each arrival wakes a thread of ordinary priority.
-    Thread,
-    /// The sender's core does the receive work, up to the point at which receive packet
-    /// steering (RPS) hands a packet to the server's core.
-    Steered,
 }
 
 /// Two namespaces, a veth pair between them, and one core for each.
@@ -193,8 +165,7 @@ impl FloodTestbed {
         let end = &self.pair.b;
         // Knot DNS leaves its XDP program attached.
         end.namespace.ip(&["link", "set", "dev", &end.device, "xdp", "off"])?;
-        end.set_deferral(0, 0)?;
-        end.set_rps(None)?;
+        ReceiveWork::reset(end)?;
         // GRO gives a veth device a NAPI context, which every NIC has.
         end.ethtool(&["gro", if receiver == Receiver::Kernel { "on" } else { "off" }])
     }
@@ -219,20 +190,10 @@ impl FloodTestbed {
         receive_work: ReceiveWork,
     ) -> Result<Flood, LabError> {
         let end = &self.pair.b;
-        // The kernel keeps threaded NAPI across NAPI contexts, so a new context may still have
-        // the thread of the previous one. The call fails without a NAPI context.
-        let _ = end.set_softirq_napi();
+        ReceiveWork::reset(end)?;
         match receive_work {
-            ReceiveWork::Server => {}
             ReceiveWork::Timer => self.receive_by_timer(&frames[..1])?,
-            // The server takes the device over with its first poll.
-            ReceiveWork::BusyPoll => end.set_deferral(MAX_IDLE_POLLS, BUSY_POLL_TIMEOUT_NS)?,
-            ReceiveWork::Interrupt => {
-                let threads = end.set_threaded_napi(self.server_core)?;
-                threads.into_iter().try_for_each(cpu::run_as_interrupt)?;
-            }
-            ReceiveWork::Thread => drop(end.set_threaded_napi(self.server_core)?),
-            ReceiveWork::Steered => end.set_rps(Some(self.server_core))?,
+            work => work.place(end, self.server_core)?,
         }
         Flood::new(&self.pair.a, frames, self.load_core)
     }
@@ -243,7 +204,7 @@ impl FloodTestbed {
     fn receive_by_timer(&self, probe_frames: &[Vec<u8>]) -> Result<(), LabError> {
         let end = &self.pair.b;
         for _ in 0..MAX_PLACEMENT_TRIES {
-            end.set_deferral(MAX_IDLE_POLLS, POLL_INTERVAL_NS)?;
+            ReceiveWork::Timer.place(end, self.server_core)?;
             let mut flood = Flood::new(&self.pair.a, probe_frames, self.server_core)?;
             flood.set_rate(Some(10.0))?;
             let began = Instant::now();

@@ -476,6 +476,19 @@ impl VethEnd {
         let flush = flush_ns.to_string();
         self.namespace.write_device_file(&self.device, "gro_flush_timeout", &flush)
     }
+
+    /// Sets the time for which the device has no interrupts while a program that prefers to
+    /// busy-poll finds packets, in nanoseconds.
+    ///
+    /// # Errors
+    /// If the kernel is older than Linux 6.13, or the device has no NAPI context.
+    pub fn set_irq_suspend_timeout(&self, timeout_ns: u64) -> Result<(), LabError> {
+        let index = self.ifindex()?;
+        let result = self
+            .namespace
+            .enter(|| tidegate_device::netlink::set_irq_suspend_timeout(index, timeout_ns))?;
+        result.map_err(LabError::io(format!("cannot set irq-suspend-timeout of {}", self.device)))
+    }
 }
 
 /// CPU mask with one core, in the format of sysfs: hexadecimal words of 32 bits.

@@ -13,6 +13,7 @@ use crate::testbed::cpu::{CoreTicks, CoreUsage};
 use crate::testbed::netns::{VethConfig, VethPair};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
+use crate::testbed::receive_work::ReceiveWork;
 
 /// Address of the client's kernel stack, for a load on kernel sockets.
 const KERNEL_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -23,54 +24,91 @@ const TIDEGATE_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 16, 1);
 const PREFIX_BITS: u8 = 16;
 pub(crate) const ECHO_PORT: u16 = 7;
 
+/// Program that serves on the kernel's sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelProgram {
+    /// With epoll; sleeps while idle.
+    Epoll,
+    /// With epoll, and never sleeps.
+    Spin,
+    /// With `io_uring`.
+    Uring,
+}
+
+impl KernelProgram {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Epoll => "epoll",
+            Self::Spin => "spin",
+            Self::Uring => "io-uring",
+        }
+    }
+
+    fn serve_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Epoll => &[],
+            Self::Spin => &["--spin"],
+            Self::Uring => &["--io-uring"],
+        }
+    }
+}
+
 /// TCP server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerKind {
-    /// Kernel sockets with epoll; the server sleeps while idle.
-    KernelEpoll,
-    /// Kernel sockets with epoll; the server busy-polls.
-    KernelSpin,
-    /// Kernel sockets with `io_uring`.
-    KernelUring,
-    /// Tidegate on AF_XDP.
+    /// Kernel sockets.
+    Kernel(KernelProgram, ReceiveWork),
+    /// Tidegate on AF_XDP. With few clients its device has interrupts, as with
+    /// [`ReceiveWork::Softirq`]; with many it polls.
     TidegateXdp,
-    /// Tidegate on AF_PACKET.
-    TidegatePacket,
+    /// Tidegate on AF_XDP, polling only.
+    TidegateDedicated,
+    /// Tidegate on AF_PACKET, with this receive work of the kernel.
+    TidegatePacket(ReceiveWork),
 }
 
 impl ServerKind {
-    pub(crate) const ALL: [Self; 5] = [
-        Self::KernelEpoll,
-        Self::KernelSpin,
-        Self::KernelUring,
-        Self::TidegateXdp,
-        Self::TidegatePacket,
-    ];
+    /// Ways of the kernel, among which its best is.
+    pub(crate) const KERNEL: [Self; 10] = {
+        use KernelProgram::{Epoll, Spin, Uring};
+        use ReceiveWork::{BusyPoll, Softirq, Steered, Suspended, Thread};
+        [
+            Self::Kernel(Epoll, Softirq),
+            Self::Kernel(Spin, Softirq),
+            Self::Kernel(Uring, Softirq),
+            Self::Kernel(Epoll, Steered),
+            Self::Kernel(Spin, Steered),
+            Self::Kernel(Uring, Steered),
+            Self::Kernel(Epoll, Thread),
+            Self::Kernel(Uring, Thread),
+            Self::Kernel(Epoll, BusyPoll),
+            Self::Kernel(Epoll, Suspended),
+        ]
+    };
 
-    pub(crate) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> String {
         match self {
-            Self::KernelEpoll => "kernel-epoll",
-            Self::KernelSpin => "kernel-spin",
-            Self::KernelUring => "kernel-io-uring",
-            Self::TidegateXdp => "tidegate-xdp",
-            Self::TidegatePacket => "tidegate-packet",
+            // `kernel-rps`: the program, then the receive work.
+            Self::Kernel(program, work) => {
+                let work = work.kernel_name().trim_start_matches("kernel");
+                format!("kernel-{}{work}", program.name())
+            }
+            Self::TidegateXdp => "tidegate-xdp".to_owned(),
+            Self::TidegateDedicated => "tidegate-xdp-dedicated".to_owned(),
+            Self::TidegatePacket(_) => "tidegate-packet".to_owned(),
         }
     }
 
     pub(crate) fn is_kernel(self) -> bool {
-        matches!(self, Self::KernelEpoll | Self::KernelSpin | Self::KernelUring)
+        matches!(self, Self::Kernel(..))
     }
-}
 
-/// Mechanism that runs the receive work on the server's core, for servers that do not receive
-/// from the device themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KernelReceive {
-    /// Receive Packet Steering.
-    Steering,
-    /// NAPI thread of the device, which coalesces segments (GRO).
-    Thread,
+    fn receive_work(self) -> ReceiveWork {
+        match self {
+            Self::Kernel(_, work) | Self::TidegatePacket(work) => work,
+            Self::TidegateXdp | Self::TidegateDedicated => ReceiveWork::Server,
+        }
+    }
 }
 
 /// Veth pair and two cores.
@@ -108,40 +146,30 @@ impl TcpTestbed {
     pub(crate) fn start(
         &self,
         server_kind: ServerKind,
-        receive: KernelReceive,
         flags: &[&str],
     ) -> Result<RunningServer, LabError> {
         let end = &self.pair.b;
-        let uses_rps = match server_kind {
-            ServerKind::TidegateXdp => false,
-            _ => receive == KernelReceive::Steering,
-        };
-        let uses_gro = server_kind != ServerKind::TidegateXdp && receive == KernelReceive::Thread;
-        end.set_rps(uses_rps.then_some(self.server_core))?;
-        end.set_deferral(0, 0)?;
-        // Fails when there was no thread.
-        let _ = end.set_softirq_napi();
-        end.ethtool(&["gro", if uses_gro { "on" } else { "off" }])?;
-        if uses_gro {
-            end.set_threaded_napi(self.server_core)?;
-        }
+        let receive_work = server_kind.receive_work();
+        ReceiveWork::reset(end)?;
+        end.ethtool(&["gro", if receive_work.needs_napi() { "on" } else { "off" }])?;
+        receive_work.place(end, self.server_core)?;
         let mut command = end.namespace.command_on_core(self.server_core, programs::tidegate()?);
         command.args(["serve", "echo", "--tcp", "--listen", &ECHO_PORT.to_string(), "--json"]);
-        command.args(["--cpu", &self.server_core.to_string()]);
+        command.args(["--cpu", &self.server_core.to_string(), "--io"]);
         let cidr = format!("{TIDEGATE_SERVER}/{PREFIX_BITS}");
+        let on_device = ["--iface", &end.device, "--address", &cidr];
         match server_kind {
-            ServerKind::KernelEpoll => command.args(["--io", "kernel"]),
-            ServerKind::KernelSpin => command.args(["--io", "kernel", "--spin"]),
-            ServerKind::KernelUring => command.args(["--io", "kernel", "--io-uring"]),
-            ServerKind::TidegateXdp => {
-                command.args(["--io", "xdp", "--iface", &end.device, "--address", &cidr])
+            ServerKind::Kernel(program, work) => {
+                command.arg("kernel").args(program.serve_flags()).args(work.serve_flags())
             }
-            ServerKind::TidegatePacket => {
-                command.args(["--io", "packet", "--iface", &end.device, "--address", &cidr])
+            ServerKind::TidegateXdp => command.arg("xdp").args(on_device),
+            ServerKind::TidegateDedicated => {
+                command.arg("xdp").args(on_device).args(["--mode", "dedicated"])
             }
+            ServerKind::TidegatePacket(_) => command.arg("packet").args(on_device),
         };
         command.args(flags);
-        let mut process = ServerProcess::start(server_kind.name(), &mut command)?;
+        let mut process = ServerProcess::start(&server_kind.name(), &mut command)?;
         process.wait_for_first_line()?;
         let address = if server_kind.is_kernel() { KERNEL_SERVER } else { TIDEGATE_SERVER };
         Ok(RunningServer { process, target: SocketAddr::new(address.into(), ECHO_PORT) })

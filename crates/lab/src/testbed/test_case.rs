@@ -12,37 +12,26 @@ use crate::error::LabError;
 use crate::testbed::dns::ZoneFile;
 use crate::testbed::dns::servers::{self, Server, ServerKind, Setup};
 use crate::testbed::flood::{
-    FloodSource, FloodTestbed, GoodputMeter, KERNEL_ADDRESS, PREFIX_BITS, ReceiveWork, Receiver,
+    FloodSource, FloodTestbed, GoodputMeter, KERNEL_ADDRESS, PREFIX_BITS, Receiver,
     TIDEGATE_ADDRESS,
 };
 use crate::testbed::folder;
 use crate::testbed::load::flood::{Flood, MAX_FRAMES};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
+use crate::testbed::receive_work::{ReceiveWork, program_busy_poll};
+use crate::testbed::sysctl::SysctlOverride;
 
 /// Network stack of a service, with its mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// The kernel's sockets: index into the table of kernel transports.
-    Kernel(usize),
+    /// The kernel's sockets, with this receive work.
+    Kernel(ReceiveWork),
     /// Tidegate on AF_XDP in one of its modes: index into [`MODES`].
     Tidegate(usize),
     /// A loop of the laboratory that only receives, on AF_XDP.
     Raw,
 }
-
-/// The kernel's sockets by the context of the receive work, in the order of the table:
-///
-/// * softirqs of the server's core, as with any NIC;
-/// * a NAPI thread on the same core, which the scheduler limits to its share;
-/// * the load generator's core, up to where RPS hands packets over, so that a second core helps;
-/// * the server's own calls (`SO_PREFER_BUSY_POLL`).
-const KERNEL_TRANSPORTS: [(&str, ReceiveWork); 4] = [
-    ("kernel", ReceiveWork::Timer),
-    ("kernel-thread", ReceiveWork::Thread),
-    ("kernel-rps", ReceiveWork::Steered),
-    ("kernel-busy-poll", ReceiveWork::BusyPoll),
-];
 
 /// A mode of Tidegate: its name in results, and its `serve` flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +66,7 @@ impl Transport {
     /// Name in tables and flags.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Kernel(index) => KERNEL_TRANSPORTS[index].0,
+            Self::Kernel(work) => work.kernel_name(),
             Self::Tidegate(mode) => MODES[mode].name,
             Self::Raw => "raw",
         }
@@ -85,13 +74,15 @@ impl Transport {
 
     /// All transports.
     pub fn all() -> impl Iterator<Item = Self> {
-        let kernels = (0..KERNEL_TRANSPORTS.len()).map(Self::Kernel);
-        kernels.chain((0..MODES.len()).map(Self::Tidegate)).chain([Self::Raw])
+        let kernels = [ReceiveWork::Timer].into_iter().chain(ReceiveWork::KERNEL);
+        let modes = (0..MODES.len()).map(Self::Tidegate);
+        kernels.map(Self::Kernel).chain(modes).chain([Self::Raw])
     }
 
-    /// The kernel's sockets with all work on the server's core, as with Tidegate.
+    /// The kernel's sockets with all work on the server's core, as with Tidegate, in softirqs by a
+    /// timer.
     pub fn kernel() -> Self {
-        Self::Kernel(0)
+        Self::Kernel(ReceiveWork::Timer)
     }
 
     /// Tidegate in its default mode.
@@ -102,7 +93,7 @@ impl Transport {
 
     fn receive_work(self) -> ReceiveWork {
         match self {
-            Self::Kernel(index) => KERNEL_TRANSPORTS[index].1,
+            Self::Kernel(work) => work,
             Self::Tidegate(mode) => match MODES[mode].name {
                 "interrupt" => ReceiveWork::Interrupt,
                 "moderated" | "napi" => ReceiveWork::Timer,
@@ -114,10 +105,8 @@ impl Transport {
 
     fn flags(self) -> &'static [&'static str] {
         match self {
-            Self::Kernel(index) if KERNEL_TRANSPORTS[index].1 == ReceiveWork::BusyPoll => {
-                &["--kernel-busy-poll"]
-            }
-            Self::Kernel(_) | Self::Raw => &[],
+            Self::Kernel(work) => work.serve_flags(),
+            Self::Raw => &[],
             Self::Tidegate(mode) => MODES[mode].flags,
         }
     }
@@ -127,6 +116,9 @@ impl std::str::FromStr for Transport {
     type Err = LabError;
 
     fn from_str(text: &str) -> Result<Self, LabError> {
+        if text == "kernel" {
+            return Ok(Self::kernel());
+        }
         Self::all().find(|transport| transport.name() == text).ok_or_else(|| {
             let names: Vec<_> = Self::all().map(Self::name).collect();
             LabError::Config(format!("unknown transport {text:?}; available: {}", names.join(", ")))
@@ -145,7 +137,12 @@ pub enum TestCase {
         work_ns: u64,
     },
     /// A DNS server.
-    Dns(ServerKind),
+    Dns {
+        /// The server.
+        kind: ServerKind,
+        /// The receive work of its device.
+        receive_work: ReceiveWork,
+    },
 }
 
 impl TestCase {
@@ -153,8 +150,8 @@ impl TestCase {
     pub fn name(self) -> &'static str {
         match self {
             Self::Service { transport, .. } => transport.name(),
-            Self::Dns(ServerKind::TidegateXdp) => "serve dns",
-            Self::Dns(kind) => kind.name(),
+            Self::Dns { kind: ServerKind::TidegateXdp, .. } => "serve dns",
+            Self::Dns { kind, .. } => kind.name(),
         }
     }
 
@@ -162,14 +159,22 @@ impl TestCase {
     pub fn work_us(self) -> Option<f64> {
         match self {
             Self::Service { work_ns, .. } => Some(work_ns as f64 / 1e3),
-            Self::Dns(_) => None,
+            Self::Dns { .. } => None,
+        }
+    }
+
+    /// Context that does the receive work of the server's device.
+    pub fn receive_work(self) -> ReceiveWork {
+        match self {
+            Self::Service { transport, .. } => transport.receive_work(),
+            Self::Dns { receive_work, .. } => receive_work,
         }
     }
 
     fn receiver(self) -> Receiver {
         match self {
             Self::Service { transport: Transport::Kernel(_), .. } => Receiver::Kernel,
-            Self::Dns(kind) if kind.is_on_kernel_sockets() => Receiver::Kernel,
+            Self::Dns { kind, .. } if kind.is_on_kernel_sockets() => Receiver::Kernel,
             _ => Receiver::Server,
         }
     }
@@ -198,6 +203,7 @@ pub(crate) struct FloodedServer {
     pub(crate) target: SocketAddr,
     _server: Box<dyn std::any::Any>,
     _folder: TempDir,
+    _busy_poll: Vec<SysctlOverride>,
 }
 
 impl FloodedServer {
@@ -216,23 +222,27 @@ impl FloodedServer {
                     EchoService { transport, work_ns, sink: true, flags: &[], flood_source };
                 return service.start(testbed, limit);
             }
-            TestCase::Dns(kind) => kind,
+            TestCase::Dns { kind, .. } => kind,
         };
         let zone = zone.ok_or_else(|| LabError::Config("no zone for the DNS server".into()))?;
         let folder = new_folder()?;
         testbed.prepare(test_case.receiver())?;
+        let busy_poll = match test_case.receive_work() {
+            ReceiveWork::BusyPoll => program_busy_poll()?,
+            _ => Vec::new(),
+        };
         let server = Server::start(kind, &zone.setup(folder.path(), testbed), &testbed.pair.b)?;
         let target = server.target;
         let payloads = (0..zone.queries.len()).map(|index| zone.queries.get(index).0);
-        let by_timer = test_case.receiver() == Receiver::Kernel || kind == ServerKind::KnotXdp;
-        let receive_work = if by_timer { ReceiveWork::Timer } else { ReceiveWork::Server };
-        let flood = testbed.flood(FloodSource::OneHost, target, payloads, receive_work)?;
+        let work = test_case.receive_work();
+        let flood = testbed.flood(FloodSource::OneHost, target, payloads, work)?;
         Ok(Self {
             flood,
             meter: GoodputMeter::TransmittedFrames,
             target,
             _server: Box::new(server),
             _folder: folder,
+            _busy_poll: busy_poll,
         })
     }
 }
@@ -302,7 +312,8 @@ impl EchoService<'_> {
         let receive_work = self.transport.receive_work();
         let flood = testbed.flood(self.flood_source, target, payloads, receive_work)?;
         let meter = GoodputMeter::CounterFile(counters);
-        Ok(FloodedServer { flood, meter, target, _server: Box::new(process), _folder: folder })
+        let _server = Box::new(process);
+        Ok(FloodedServer { flood, meter, target, _server, _folder: folder, _busy_poll: Vec::new() })
     }
 
     fn command(

@@ -7,19 +7,21 @@ use serde_json::json;
 use tidegate_load::{TcpLoadConfig, TcpLoadReport, load_tcp};
 
 use crate::error::LabError;
+use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
 use crate::stats::median;
 use crate::testbed::apps::application::Application;
+use crate::testbed::apps::packaged_load;
 use crate::testbed::apps::{
     CoreAssignment, RunningService, ServiceMeasurement, StackKind, check_installed, start_service,
 };
-use crate::testbed::flood::{
-    FloodSource, FloodTestbed, GIGABIT_LINE_PPS, GoodputMeter, ReceiveWork,
-};
+use crate::testbed::flood::{FloodSource, FloodTestbed, GIGABIT_LINE_PPS, GoodputMeter};
 use crate::testbed::tcp::{TcpLabConfig, choose_cores};
 
 /// Concurrent connections of the load.
 const CONNECTIONS: u16 = 50;
+/// Length of a measurement in the first pass, in seconds, if others are not shorter.
+const FIRST_PASS_SECONDS: f64 = 0.5;
 /// Requests per second under a flood: few enough that the core that also sends the flood can
 /// generate them.
 pub(crate) const UNDER_FLOOD_RPS: f64 = 10_000.0;
@@ -36,9 +38,21 @@ struct Row {
     application: Application,
     stack: StackKind,
     baseline: Vec<ServiceMeasurement>,
+    /// Requests per second that a packaged benchmark program counts, if there is one.
+    packaged_rps: Vec<f64>,
     /// Answered share of the offered requests, without and under the flood.
     answered_shares: Vec<(f64, f64)>,
     offered_pps: Vec<f64>,
+}
+
+/// Results of one application: the kernel's best ways, and Tidegate's.
+struct Case {
+    application: Application,
+    /// Choice by the load from the device.
+    first_pass: FirstPass<StackKind>,
+    /// Choice by the packaged benchmark program, if there is one.
+    packaged_first_pass: Option<FirstPass<StackKind>>,
+    rows: Vec<Row>,
 }
 
 /// Runs redis, memcached and nginx on the kernel's stack, on an embedded stack, and attached to
@@ -50,60 +64,86 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     check_installed(&Application::PACKAGES)?;
     let (server_core, load_core) = choose_cores()?;
     let testbed = FloodTestbed::new(server_core, load_core)?;
-    let mut rows: Vec<Row> = Application::PACKAGES
-        .into_iter()
-        .flat_map(|application| StackKind::SERVER_CORE.map(|stack| (application, stack)))
-        .map(|(application, stack)| {
-            let (baseline, answered_shares, offered_pps) = (Vec::new(), Vec::new(), Vec::new());
-            Row { application, stack, baseline, answered_shares, offered_pps }
-        })
-        .collect();
-    let same_core = CoreAssignment { application: server_core, daemon: server_core };
+    let choose = |application| Case::choose_kernel(application, &testbed, config.seconds);
+    let mut cases = Application::PACKAGES.map(choose).into_iter().collect::<Result<Vec<_>, _>>()?;
     for repeat in 1..=config.repeats {
-        for row in &mut rows {
-            let service = start_service(
-                &testbed,
-                row.application,
-                row.stack,
-                same_core,
-                admission_flags(row.stack),
-            )?;
-            let baseline =
-                service.measure_from_device(&testbed, row.stack, CONNECTIONS, config.seconds)?;
-            eprintln!(
-                "{repeat} {:<9} {:<13} {:>8.0} requests/s, p99 {:.0} us",
-                row.application.name(),
-                row.stack.name(),
-                baseline.load.requests_per_second,
-                baseline.load.latency.p99_us
-            );
-            row.baseline.push(baseline);
+        for row in cases.iter_mut().flat_map(|case| &mut case.rows) {
+            let service = row.measure(&testbed, config.seconds)?;
+            eprintln!("{repeat} {}", row.describe());
             if row.application == Application::Redis {
-                let (answered, offered_pps) =
-                    measure_flood(&testbed, &service, row.stack, config.seconds)?;
-                eprintln!(
-                    "{repeat} {:<9} {:<13} flood {offered_pps:.0} packets/s: {:.3} of {:.3}",
-                    row.application.name(),
-                    row.stack.name(),
-                    answered.1,
-                    answered.0
-                );
-                row.answered_shares.push(answered);
-                row.offered_pps.push(offered_pps);
+                row.measure_under_flood(&testbed, &service, config.seconds)?;
+                eprintln!("{repeat} {}", row.describe_flood());
             }
             service.stop();
         }
     }
-    Ok(report(config, &rows))
+    Ok(report(config, &cases))
+}
+
+impl Case {
+    /// Measures the kernel's ways once, and chooses the best for each load.
+    fn choose_kernel(
+        application: Application,
+        testbed: &FloodTestbed,
+        seconds: f64,
+    ) -> Result<Self, LabError> {
+        let measured = StackKind::kernel().into_iter().map(|stack| {
+            let mut row = Row::new(application, stack);
+            row.measure(testbed, seconds.min(FIRST_PASS_SECONDS))?.stop();
+            eprintln!("first pass {}", row.describe());
+            Ok(row)
+        });
+        let measured = measured.collect::<Result<Vec<_>, LabError>>()?;
+        let first_pass = |rate: fn(&Row) -> f64| {
+            FirstPass::measure(
+                Goal::Highest,
+                &StackKind::kernel(),
+                |stack| stack.name().to_owned(),
+                |stack| Ok(measured.iter().find(|row| row.stack == stack).map_or(f64::NAN, rate)),
+            )
+        };
+        let packaged = measured.iter().all(|row| !row.packaged_rps.is_empty());
+        let packaged_first_pass =
+            if packaged { Some(first_pass(Row::median_packaged_rps)?) } else { None };
+        let first_pass = first_pass(Row::median_rps)?;
+        let mut stacks = vec![first_pass.best()];
+        stacks.extend(packaged_first_pass.as_ref().map(FirstPass::best));
+        stacks.dedup();
+        stacks.extend([StackKind::Embedded, StackKind::Attached]);
+        let rows = stacks.into_iter().map(|stack| Row::new(application, stack)).collect();
+        Ok(Self { application, first_pass, packaged_first_pass, rows })
+    }
+
+    fn row(&self, stack: StackKind) -> &Row {
+        let found = self.rows.iter().find(|row| row.stack == stack);
+        found.expect("every chosen stack is measured")
+    }
+
+    /// Sets the ratios of Tidegate's rates to those of the kernel's best.
+    fn compare(&self, result: &mut Experiment) {
+        let name = self.application.name();
+        let by_device = Some((&self.first_pass, Row::median_rps as fn(&Row) -> f64, ""));
+        let packaged = self.packaged_first_pass.as_ref();
+        let by_program =
+            packaged.map(|pass| (pass, Row::median_packaged_rps as fn(&Row) -> f64, "_packaged"));
+        for (first_pass, rate, suffix) in [by_device, by_program].into_iter().flatten() {
+            let kernel = rate(self.row(first_pass.best()));
+            let ratio = |stack| rate(self.row(stack)) / kernel;
+            let [embedded, attached] = [StackKind::Embedded, StackKind::Attached].map(ratio);
+            for (way, ratio) in
+                [("", embedded.max(attached)), ("_embedded", embedded), ("_attached", attached)]
+            {
+                let figure = format!("{name}_ratio{way}{suffix}");
+                result.compare_with_best(&figure, ratio, first_pass.rows(kernel));
+            }
+        }
+    }
 }
 
 /// Flags that turn on admission control in Tidegate's stacks, so that known sources take
 /// precedence under overload.
 fn admission_flags(stack: StackKind) -> &'static [&'static str] {
-    match stack {
-        StackKind::KernelSoftirq | StackKind::Kernel | StackKind::KernelThread => &[],
-        StackKind::Embedded | StackKind::Attached => &["--admission"],
-    }
+    if stack.is_kernel() { &[] } else { &["--admission"] }
 }
 
 /// Measures the answered share of the requests, without and under a flood from unknown sources,
@@ -121,15 +161,11 @@ pub(crate) fn measure_flood(
         ..service.load_config(testbed, CONNECTIONS.into())
     };
     let baseline = testbed.pair.a.namespace.enter(|| load_tcp(&load))??;
-    let work = match stack {
-        StackKind::KernelSoftirq | StackKind::Kernel => ReceiveWork::Steered,
-        StackKind::KernelThread => ReceiveWork::Thread,
-        StackKind::Embedded | StackKind::Attached => ReceiveWork::Server,
-    };
     let target = (service.target.ip(), FLOODED_PORT).into();
     let payload: &[u8] = &[0; 18];
     let payloads = std::iter::repeat_n(payload, FloodSource::UnknownSources.flow_count());
-    let mut flood = testbed.flood(FloodSource::UnknownSources, target, payloads, work)?;
+    let mut flood =
+        testbed.flood(FloodSource::UnknownSources, target, payloads, stack.receive_work())?;
     let flood_load = TcpLoadConfig { warm_up_seconds: LEARNING_SECONDS + SETTLING_SECONDS, ..load };
     let client = testbed.pair.a.namespace.spawn(move || Ok(load_tcp(&flood_load)?))?;
     // The load becomes a known source before the flood, and is measured during the whole flood.
@@ -145,8 +181,77 @@ pub(crate) fn measure_flood(
 }
 
 impl Row {
+    fn new(application: Application, stack: StackKind) -> Self {
+        Self {
+            application,
+            stack,
+            baseline: Vec::new(),
+            packaged_rps: Vec::new(),
+            answered_shares: Vec::new(),
+            offered_pps: Vec::new(),
+        }
+    }
+
+    /// Starts the service, and measures it by the load from the device and by a packaged benchmark
+    /// program.
+    fn measure(
+        &mut self,
+        testbed: &FloodTestbed,
+        seconds: f64,
+    ) -> Result<RunningService, LabError> {
+        let core = testbed.server_core;
+        let same_core = CoreAssignment { application: core, daemon: core };
+        let flags = admission_flags(self.stack);
+        let service = start_service(testbed, self.application, self.stack, same_core, flags)?;
+        let baseline = service.measure_from_device(testbed, self.stack, CONNECTIONS, seconds)?;
+        self.baseline.push(baseline);
+        let (application, target) = (self.application, service.target);
+        let connections = CONNECTIONS.into();
+        let packaged = packaged_load::measure(testbed, application, target, connections, seconds);
+        self.packaged_rps.extend(packaged.transpose()?);
+        Ok(service)
+    }
+
+    fn measure_under_flood(
+        &mut self,
+        testbed: &FloodTestbed,
+        service: &RunningService,
+        seconds: f64,
+    ) -> Result<(), LabError> {
+        let (answered, offered_pps) = measure_flood(testbed, service, self.stack, seconds)?;
+        self.answered_shares.push(answered);
+        self.offered_pps.push(offered_pps);
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        let load = self.baseline.last().map(|baseline| &baseline.load);
+        format!(
+            "{:<9} {:<16} {:>8.0} requests/s, p99 {:.0} us; {:>8.0} by a benchmark program",
+            self.application.name(),
+            self.stack.name(),
+            load.map_or(f64::NAN, |load| load.requests_per_second),
+            load.map_or(f64::NAN, |load| load.latency.p99_us),
+            self.packaged_rps.last().unwrap_or(&f64::NAN),
+        )
+    }
+
+    fn describe_flood(&self) -> String {
+        let (calm, flooded) = self.answered_shares.last().copied().unwrap_or_default();
+        format!(
+            "{:<9} {:<16} flood {:.0} packets/s: {flooded:.3} of {calm:.3}",
+            self.application.name(),
+            self.stack.name(),
+            self.offered_pps.last().unwrap_or(&f64::NAN),
+        )
+    }
+
     fn median_rps(&self) -> f64 {
         median(self.baseline.iter().map(|run| run.load.requests_per_second))
+    }
+
+    fn median_packaged_rps(&self) -> f64 {
+        median(self.packaged_rps.iter().copied())
     }
 
     /// Median ratio of the request rate under the flood to the rate without it.
@@ -156,35 +261,21 @@ impl Row {
     }
 }
 
-fn report(config: &TcpLabConfig, rows: &[Row]) -> Experiment {
+fn report(config: &TcpLabConfig, cases: &[Case]) -> Experiment {
     let mut result = Experiment::new("apps");
-    let find = |application, stack| {
-        rows.iter()
-            .find(|row| row.application == application && row.stack == stack)
-            .expect("every application has a row for every stack")
+    cases.iter().for_each(|case| case.compare(&mut result));
+    let rows = || cases.iter().flat_map(|case| &case.rows);
+    let kept_share = |is_wanted: fn(StackKind) -> bool| {
+        let wanted = rows().filter(|row| is_wanted(row.stack));
+        wanted.filter_map(Row::kept_share).fold(0.0, f64::max)
     };
-    for application in Application::PACKAGES {
-        let [steered, threaded] = [StackKind::Kernel, StackKind::KernelThread]
-            .map(|stack| find(application, stack).median_rps());
-        let kernel = steered.max(threaded);
-        let [embedded, attached] = [StackKind::Embedded, StackKind::Attached]
-            .map(|stack| find(application, stack).median_rps() / kernel);
-        let name = application.name();
-        result.figure(&format!("{name}_ratio"), embedded.max(attached));
-        result.figure(&format!("{name}_ratio_embedded"), embedded);
-        result.figure(&format!("{name}_ratio_attached"), attached);
-    }
-    let kept_share = |stack| find(Application::Redis, stack).kept_share().unwrap_or(0.0);
-    result.figure(
-        "redis_under_flood",
-        kept_share(StackKind::Embedded).max(kept_share(StackKind::Attached)),
-    );
-    result.figure("redis_under_flood_embedded", kept_share(StackKind::Embedded));
-    result.figure("redis_under_flood_attached", kept_share(StackKind::Attached));
-    result.figure("redis_under_flood_kernel", kept_share(StackKind::Kernel));
-    result.figure("redis_under_flood_kernel_thread", kept_share(StackKind::KernelThread));
-    result.rows = rows
-        .iter()
+    result.figure("redis_under_flood", kept_share(|stack| !stack.is_kernel()));
+    let embedded = kept_share(|stack| stack == StackKind::Embedded);
+    result.figure("redis_under_flood_embedded", embedded);
+    let attached = kept_share(|stack| stack == StackKind::Attached);
+    result.figure("redis_under_flood_attached", attached);
+    result.figure("redis_under_flood_kernel", kept_share(StackKind::is_kernel));
+    result.rows = rows()
         .map(|row| {
             let of =
                 |figure: fn(&ServiceMeasurement) -> f64| median(row.baseline.iter().map(figure));
@@ -194,6 +285,8 @@ fn report(config: &TcpLabConfig, rows: &[Row]) -> Experiment {
                 "program": row.application.name(),
                 "way": row.stack.name(),
                 "requests_per_second": row.median_rps().round(),
+                "packaged_requests_per_second":
+                    (!row.packaged_rps.is_empty()).then(|| row.median_packaged_rps().round()),
                 "p50_us": of(|run| run.load.latency.p50_us),
                 "p99_us": of(|run| run.load.latency.p99_us),
                 "server_core_percent": of(|run| run.server_core_percent),
@@ -209,6 +302,7 @@ fn report(config: &TcpLabConfig, rows: &[Row]) -> Experiment {
         "program",
         "way",
         "requests_per_second",
+        "packaged_requests_per_second",
         "p50_us",
         "p99_us",
         "server_core_percent",
@@ -222,9 +316,15 @@ fn report(config: &TcpLabConfig, rows: &[Row]) -> Experiment {
         config.repeats
     ));
     result.note(
-        "kernel: receive work by RPS, which leaves the driver's work and GRO to core 0; the \
-         others have all receive work on core 1, in a NAPI thread or by busy-polling; ratios \
-         are relative to the faster of the two kernel rows",
+        "packaged: redis-benchmark and wrk on core 0, on kernel sockets, with as many connections; \
+         where they disagree with the load from the device, core 0 is their limit",
+    );
+    result.note(
+        "a first pass measures the kernel with its receive work in softirqs where Linux puts them, \
+         on core 0 (kernel-softirq), by RPS on core 1 (kernel-rps), in a NAPI thread there \
+         (kernel-thread), and in the program's own calls by net.core.busy_poll \
+         (kernel-busy-poll); the best of these by each load is measured again in turn with \
+         Tidegate, and the ratios are to it",
     );
     result.note(format!(
         "under the flood: {UNDER_FLOOD_RPS} requests/s in an open loop; 8,192 unknown sources send \

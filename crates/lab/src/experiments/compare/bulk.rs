@@ -4,12 +4,31 @@ use serde_json::json;
 use tidegate_load::{Exchange, LinkKind, TcpLoadConfig};
 
 use crate::error::LabError;
+use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
 use crate::stats::median;
+use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{
-    KernelReceive, ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores,
+    KernelProgram, ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores,
 };
 
+/// Tidegate on AF_PACKET, where a NAPI thread merges segments.
+const TIDEGATE_PACKET: ServerKind = ServerKind::TidegatePacket(ReceiveWork::Thread);
+/// Ways of the kernel among which its best is. `io_uring` serves echo only.
+const KERNEL: [ServerKind; 6] = {
+    use KernelProgram::{Epoll, Spin};
+    use ReceiveWork::{BusyPoll, Softirq, Steered, Suspended, Thread};
+    [
+        ServerKind::Kernel(Epoll, Softirq),
+        ServerKind::Kernel(Epoll, Steered),
+        ServerKind::Kernel(Epoll, Thread),
+        ServerKind::Kernel(Spin, Thread),
+        ServerKind::Kernel(Epoll, BusyPoll),
+        ServerKind::Kernel(Epoll, Suspended),
+    ]
+};
+/// Length of a measurement in the first pass, in seconds, if others are not shorter.
+const FIRST_PASS_SECONDS: f64 = 0.5;
 const STREAM_COUNTS: [usize; 2] = [1, 16];
 /// Bytes of one write.
 const WRITE_BYTES: usize = 64 << 10;
@@ -47,12 +66,11 @@ impl WireFormat {
         }
     }
 
-    /// Servers that support this form: AF_XDP carries complete frames only.
-    fn server_kinds(self) -> &'static [ServerKind] {
-        use ServerKind::{KernelEpoll, KernelSpin, TidegatePacket, TidegateXdp};
+    /// Tidegate's servers that support this form: AF_XDP carries complete frames only.
+    fn own_servers(self) -> &'static [ServerKind] {
         match self {
-            Self::Frames => &[KernelEpoll, KernelSpin, TidegateXdp, TidegatePacket],
-            Self::Uncut => &[KernelEpoll, KernelSpin, TidegatePacket],
+            Self::Frames => &[ServerKind::TidegateXdp, TIDEGATE_PACKET],
+            Self::Uncut => &[TIDEGATE_PACKET],
         }
     }
 
@@ -64,29 +82,119 @@ impl WireFormat {
     }
 }
 
+/// Other end of the streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Client {
+    /// Tidegate on AF_XDP.
+    Tidegate,
+    /// The kernel's sockets.
+    Kernel,
+}
+
+impl Client {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tidegate => "tidegate",
+            Self::Kernel => "kernel",
+        }
+    }
+
+    fn link(self) -> LinkKind {
+        match self {
+            Self::Tidegate => LinkKind::Xdp,
+            Self::Kernel => LinkKind::Kernel,
+        }
+    }
+}
+
 /// Parameters that are the same for all servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
     wire: WireFormat,
+    client: Client,
     direction: Direction,
     streams: usize,
 }
 
 impl Case {
     fn all() -> Vec<Self> {
+        let wires = [
+            (WireFormat::Frames, Client::Tidegate),
+            (WireFormat::Frames, Client::Kernel),
+            (WireFormat::Uncut, Client::Kernel),
+        ];
         let mut all = Vec::new();
-        for wire in [WireFormat::Frames, WireFormat::Uncut] {
+        for (wire, client) in wires {
             for direction in [Direction::In, Direction::Out] {
-                all.extend(wire.streams().iter().map(|&streams| Self { wire, direction, streams }));
+                let streams = wire.streams().iter();
+                all.extend(streams.map(|&streams| Self { wire, client, direction, streams }));
             }
         }
         all
+    }
+
+    fn measure(
+        self,
+        server_kind: ServerKind,
+        testbed: &TcpTestbed,
+        seconds: f64,
+    ) -> Result<TcpMeasurement, LabError> {
+        let Self { wire, client, direction, streams: connections } = self;
+        testbed.set_offload(wire == WireFormat::Uncut)?;
+        let mut flags = vec![if direction == Direction::In { "--sink" } else { "--source" }];
+        flags.extend((server_kind == TIDEGATE_PACKET).then_some("--segmentation"));
+        let server = testbed.start(server_kind, &flags)?;
+        let load = TcpLoadConfig {
+            connections,
+            exchange: if direction == Direction::In { Exchange::Send } else { Exchange::Receive },
+            message_bytes: WRITE_BYTES,
+            seconds,
+            warm_up_seconds: seconds / 4.0,
+            ..testbed.load_config(&server, client.link())
+        };
+        let measured = testbed.measure(&load)?;
+        server.process.stop();
+        Ok(measured)
+    }
+
+    fn gbps(self, run: &TcpMeasurement) -> f64 {
+        let bytes = match self.direction {
+            Direction::In => run.load.sent_bytes_per_second,
+            Direction::Out => run.load.received_bytes_per_second,
+        };
+        bytes * 8.0 / 1e9
+    }
+
+    fn print_progress(self, label: &str, server_kind: ServerKind, run: &TcpMeasurement) {
+        eprintln!(
+            "{label} {:<22} {:>3} x {:<3} {:<14} client {:<8}: {:.2} Gbit/s; server core {:.0} %, \
+             load core {:.0} %",
+            server_kind.name(),
+            self.streams,
+            self.direction.name(),
+            self.wire.name(),
+            self.client.name(),
+            self.gbps(run),
+            run.server_core.busy_percent,
+            run.load_core.busy_percent,
+        );
+    }
+
+    /// Name of the figure that compares Tidegate with the kernel.
+    fn figure(self) -> String {
+        let Self { wire, client, direction, streams } = self;
+        let offload = if wire == WireFormat::Uncut { "_offload" } else { "" };
+        let streams = if streams == 1 { String::new() } else { format!("_{streams}") };
+        let client = match (wire, client) {
+            (WireFormat::Frames, Client::Kernel) => "_kernel_client",
+            _ => "",
+        };
+        format!("bulk{offload}_{}_ratio{streams}{client}", direction.name())
     }
 }
 
 struct Row {
     server_kind: ServerKind,
-    case: Case,
     runs: Vec<TcpMeasurement>,
 }
 
@@ -94,36 +202,13 @@ impl Row {
     fn median(&self, of: impl Fn(&TcpMeasurement) -> f64) -> f64 {
         median(self.runs.iter().map(of))
     }
+}
 
-    fn gbps(&self) -> f64 {
-        self.median(|run| {
-            let bytes = match self.case.direction {
-                Direction::In => run.load.sent_bytes_per_second,
-                Direction::Out => run.load.received_bytes_per_second,
-            };
-            bytes * 8.0 / 1e9
-        })
-    }
-
-    fn measure(&self, testbed: &TcpTestbed, seconds: f64) -> Result<TcpMeasurement, LabError> {
-        let Case { wire, direction, streams: connections } = self.case;
-        testbed.set_offload(wire == WireFormat::Uncut)?;
-        let mut flags = vec![if direction == Direction::In { "--sink" } else { "--source" }];
-        flags.extend((self.server_kind == ServerKind::TidegatePacket).then_some("--segmentation"));
-        let server = testbed.start(self.server_kind, KernelReceive::Thread, &flags)?;
-        let link = if wire == WireFormat::Uncut { LinkKind::Kernel } else { LinkKind::Xdp };
-        let load = TcpLoadConfig {
-            connections,
-            exchange: if direction == Direction::In { Exchange::Send } else { Exchange::Receive },
-            message_bytes: WRITE_BYTES,
-            seconds,
-            warm_up_seconds: seconds / 4.0,
-            ..testbed.load_config(&server, link)
-        };
-        let measured = testbed.measure(&load)?;
-        server.process.stop();
-        Ok(measured)
-    }
+/// Measurements of all servers in one case: the kernel's best, then Tidegate's.
+struct CaseResults {
+    case: Case,
+    first_pass: FirstPass<ServerKind>,
+    rows: Vec<Row>,
 }
 
 /// Measures transfers into a server and out of a server: with frames as on a physical link, and
@@ -134,72 +219,68 @@ impl Row {
 pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let (server_core, load_core) = choose_cores()?;
     let testbed = TcpTestbed::new(server_core, load_core)?;
-    let row = |case, server_kind| Row { server_kind, case, runs: Vec::new() };
-    let rows_of = |case: Case| {
-        case.wire.server_kinds().iter().map(move |&server_kind| row(case, server_kind))
+    let measure = |case: Case, server_kind, seconds, label: &str| {
+        let run = case.measure(server_kind, &testbed, seconds)?;
+        case.print_progress(label, server_kind, &run);
+        Ok::<_, LabError>(run)
     };
-    let mut rows: Vec<Row> = Case::all().into_iter().flat_map(rows_of).collect();
+    let mut results = Vec::new();
+    for case in Case::all() {
+        let seconds = config.seconds.min(FIRST_PASS_SECONDS);
+        let rate = |server_kind| {
+            measure(case, server_kind, seconds, "first pass").map(|run| case.gbps(&run))
+        };
+        let first_pass = FirstPass::measure(Goal::Highest, &KERNEL, ServerKind::name, rate)?;
+        let server_kinds = [first_pass.best()].into_iter().chain(case.wire.own_servers().to_vec());
+        let row = |server_kind| Row { server_kind, runs: Vec::new() };
+        results.push(CaseResults { case, rows: server_kinds.map(row).collect(), first_pass });
+    }
     for repeat in 1..=config.repeats {
-        for row in &mut rows {
-            let run = row.measure(&testbed, config.seconds)?;
-            eprintln!(
-                "{repeat} {:<16} {:>3} x {:<3} {:<14}: {:.2} Gbit/s in, {:.2} out; server core \
-                 {:.0} %, load core {:.0} %",
-                row.server_kind.name(),
-                row.case.streams,
-                row.case.direction.name(),
-                row.case.wire.name(),
-                run.load.sent_bytes_per_second * 8e-9,
-                run.load.received_bytes_per_second * 8e-9,
-                run.server_core.busy_percent,
-                run.load_core.busy_percent,
-            );
-            row.runs.push(run);
+        for CaseResults { case, rows, .. } in &mut results {
+            for row in rows {
+                let label = repeat.to_string();
+                row.runs.push(measure(*case, row.server_kind, config.seconds, &label)?);
+            }
         }
     }
-    Ok(report(&rows))
+    Ok(report(&results))
 }
 
-fn report(rows: &[Row]) -> Experiment {
+fn report(results: &[CaseResults]) -> Experiment {
     let mut result = Experiment::new("bulk");
     let mut offload_ratio = f64::INFINITY;
-    for case in Case::all() {
+    for CaseResults { case, first_pass, rows } in results {
         let best = |of_kernel: bool| {
-            let of_case = rows.iter().filter(|row| row.case == case);
-            let same_side = of_case.filter(|row| row.server_kind.is_kernel() == of_kernel);
-            same_side.map(Row::gbps).fold(0.0, f64::max)
+            let same_side = rows.iter().filter(|row| row.server_kind.is_kernel() == of_kernel);
+            same_side.map(|row| row.median(|run| case.gbps(run))).fold(0.0, f64::max)
         };
-        let ratio = best(false) / best(true);
-        match case {
-            Case { wire: WireFormat::Uncut, .. } => offload_ratio = ratio.min(offload_ratio),
-            Case { direction, streams: 1, .. } => {
-                result.figure(&format!("bulk_{}_ratio", direction.name()), ratio);
-            }
-            Case { direction, streams, .. } => {
-                result.figure(&format!("bulk_{}_ratio_{streams}", direction.name()), ratio);
-            }
+        let (own, kernel) = (best(false), best(true));
+        let ratio = own / kernel;
+        if case.wire == WireFormat::Uncut {
+            offload_ratio = ratio.min(offload_ratio);
         }
+        result.compare_with_best(&case.figure(), ratio, first_pass.rows(kernel));
+        result.rows.extend(rows.iter().map(|row| {
+            json!({
+                "server": row.server_kind.name(),
+                "wire": case.wire.name(),
+                "client": case.client.name(),
+                "way": case.direction.name(),
+                "streams": case.streams,
+                "gigabits_per_second": row.median(|run| case.gbps(run)),
+                "server_core": row.median(|run| run.server_core.busy_percent),
+                "load_core": row.median(|run| run.load_core.busy_percent),
+            })
+        }));
     }
     result.figure("bulk_offload_ratio", offload_ratio);
-    let row = |row: &Row| {
-        json!({
-            "server": row.server_kind.name(),
-            "wire": row.case.wire.name(),
-            "way": row.case.direction.name(),
-            "streams": row.case.streams,
-            "gigabits_per_second": row.gbps(),
-            "server_core": row.median(|run| run.server_core.busy_percent),
-            "load_core": row.median(|run| run.load_core.busy_percent),
-        })
-    };
-    result.rows = rows.iter().map(row).collect();
     result.note(
-        "ratios are of the best of Tidegate's devices to the better of the kernel's servers; on \
-         AF_PACKET Tidegate lets the kernel segment and coalesce (--segmentation); the device of \
-         the kernel and of AF_PACKET has a thread on the server's core and coalesces segments \
-         (GRO); with frames the other end of every stream is Tidegate on AF_XDP on core 0, with \
-         uncut segments the kernel, which may be the bottleneck where its core is saturated; \
-         bulk_offload_ratio is the worse of both directions; medians",
+        "ratios are of the best of Tidegate's devices to the kernel's best, which a first pass \
+         chooses for each case and which is measured again in turn with Tidegate; on AF_PACKET \
+         Tidegate lets the kernel segment and coalesce (--segmentation), and the device has a NAPI \
+         thread on the server's core; the client is Tidegate on AF_XDP or the kernel, on core 0, \
+         and may be the bottleneck where its core is saturated; bulk_offload_ratio is the worse of \
+         both directions; medians",
     );
     result
 }

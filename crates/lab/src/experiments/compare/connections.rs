@@ -7,9 +7,7 @@ use crate::error::LabError;
 use crate::report::experiment::Experiment;
 use crate::stats::median;
 use crate::testbed::cpu;
-use crate::testbed::tcp::{
-    KernelReceive, ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores,
-};
+use crate::testbed::tcp::{ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores};
 
 /// Connections that send requests, whatever the number of idle connections.
 const ACTIVE_CONNECTIONS: usize = 500;
@@ -45,7 +43,7 @@ pub fn run(config: &TcpLabConfig, max_connections: usize) -> Result<Experiment, 
     let mut rows: Vec<Row> = counts.map(row).collect();
     for repeat in 1..=config.repeats {
         for row in &mut rows {
-            let server = testbed.start(ServerKind::TidegateXdp, KernelReceive::Steering, &[])?;
+            let server = testbed.start(ServerKind::TidegateXdp, &[])?;
             let pid = server.process.pid();
             let load = TcpLoadConfig {
                 connections: row.connections,

@@ -12,8 +12,9 @@ use serde_json::json;
 use tidegate_load::{LinkKind, TcpLoadConfig, load_tcp};
 
 use crate::error::LabError;
-use crate::report::experiment::Experiment;
-use crate::stats::median;
+use crate::experiments::kernel_best::{FirstPass, Goal};
+use crate::report::experiment::{Experiment, KernelRows};
+use crate::stats::{median, round_to_thousandths};
 use crate::testbed::apps::application::Application;
 use crate::testbed::apps::packaged_load;
 use crate::testbed::apps::{
@@ -35,6 +36,8 @@ const CONNECTIONS: [usize; 3] = [1, 16, 64];
 const FIXED_RPS: f64 = 4_000.0;
 /// Connections of the open loop.
 const FIXED_RPS_CONNECTIONS: usize = 16;
+/// Length of a measurement in the first pass, in seconds, if others are not shorter.
+const FIRST_PASS_SECONDS: f64 = 0.5;
 /// Pause between two messages whose acknowledgement is timed.
 const ACK_PAUSE: Duration = Duration::from_micros(500);
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -68,19 +71,76 @@ pub fn run(config: &TcpLabConfig, quick: bool) -> Result<Experiment, LabError> {
     let (server_core, load_core) = choose_cores()?;
     let testbed = FloodTestbed::new(server_core, load_core)?;
     let neighbours: &[usize] = if quick { &[1, 4] } else { &NEIGHBOURS };
-    let mut rows = Vec::new();
+    let mut cases = Vec::new();
     for application in APPLICATIONS {
         for &neighbours in neighbours {
-            rows.extend(StackKind::ALL.map(|stack| Row::new(application, stack, neighbours)));
+            cases.push(Case::choose_kernel(application, neighbours, &testbed, config.seconds)?);
         }
     }
     for repeat in 1..=config.repeats {
-        for row in &mut rows {
+        for row in cases.iter_mut().flat_map(|case| &mut case.rows) {
             row.measure(&testbed, config.seconds)?;
             eprintln!("{repeat} of {}: {}", config.repeats, row.describe());
         }
     }
-    Ok(report(config, &rows))
+    Ok(report(config, &cases))
+}
+
+/// Measurements of one application beside a number of CPU-bound programs.
+struct Case {
+    /// One for each of [`CONNECTIONS`].
+    first_passes: Vec<FirstPass<StackKind>>,
+    /// The kernel's best ways, and Tidegate's.
+    rows: Vec<Row>,
+}
+
+impl Case {
+    /// Measures the kernel's ways once, and chooses the best for each number of connections.
+    fn choose_kernel(
+        application: Application,
+        neighbours: usize,
+        testbed: &FloodTestbed,
+        seconds: f64,
+    ) -> Result<Self, LabError> {
+        let measured = StackKind::kernel().into_iter().map(|stack| {
+            let mut row = Row::new(application, stack, neighbours);
+            row.measure_rates(testbed, seconds.min(FIRST_PASS_SECONDS))?;
+            eprintln!("first pass: {}", row.describe());
+            Ok(row)
+        });
+        let measured = measured.collect::<Result<Vec<_>, LabError>>()?;
+        let first_pass = |index| {
+            FirstPass::measure(
+                Goal::Highest,
+                &StackKind::kernel(),
+                |stack| stack.name().to_owned(),
+                |stack| {
+                    let row = measured.iter().find(|row| row.stack == stack);
+                    Ok(row.map_or(f64::NAN, |row| row.rate(index)))
+                },
+            )
+        };
+        let first_passes = (0..CONNECTIONS.len()).map(first_pass).collect::<Result<Vec<_>, _>>()?;
+        let mut stacks: Vec<StackKind> = Vec::new();
+        for best in first_passes.iter().map(FirstPass::best) {
+            if !stacks.contains(&best) {
+                stacks.push(best);
+            }
+        }
+        stacks.extend([StackKind::Embedded, StackKind::Attached]);
+        let row = |stack| Row::new(application, stack, neighbours);
+        Ok(Self { first_passes, rows: stacks.into_iter().map(row).collect() })
+    }
+
+    /// Best value of the kernel's rows.
+    fn kernel_best(&self, value: impl Fn(&Row) -> f64, best: fn(f64, f64) -> f64) -> f64 {
+        let kernel = self.rows.iter().filter(|row| row.stack.is_kernel());
+        kernel.map(value).reduce(best).unwrap_or(f64::NAN)
+    }
+
+    fn of_stack(&self, stack: StackKind) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(move |row| row.stack == stack)
+    }
 }
 
 impl Neighbours {
@@ -113,17 +173,24 @@ impl Row {
         }
     }
 
-    fn measure(&mut self, testbed: &FloodTestbed, seconds: f64) -> Result<(), LabError> {
+    /// Starts the service and the CPU-bound programs, and measures the rates of the closed loop.
+    fn measure_rates(
+        &mut self,
+        testbed: &FloodTestbed,
+        seconds: f64,
+    ) -> Result<(RunningService, Neighbours), LabError> {
         let core = testbed.server_core;
         let same_core = CoreAssignment { application: core, daemon: core };
         let service = start_service(testbed, self.application, self.stack, same_core, &[])?;
-        if self.stack == StackKind::KernelThread {
-            testbed.pair.b.set_threaded_napi(core)?;
-        }
         let neighbours = Neighbours::start(core, self.neighbours)?;
         for (connections, rates) in CONNECTIONS.into_iter().zip(&mut self.requests_per_second) {
             rates.push(measure_rate(testbed, self.application, &service, connections, seconds)?);
         }
+        Ok((service, neighbours))
+    }
+
+    fn measure(&mut self, testbed: &FloodTestbed, seconds: f64) -> Result<(), LabError> {
+        let (service, neighbours) = self.measure_rates(testbed, seconds)?;
         if self.neighbours == NEIGHBOURS[0] {
             let (answered, cpu) = measure_fixed_rate(testbed, &service, &neighbours, seconds)?;
             self.answered.push(answered);
@@ -138,9 +205,6 @@ impl Row {
         }
         drop(neighbours);
         service.stop();
-        if self.stack == StackKind::KernelThread {
-            testbed.pair.b.set_softirq_napi()?;
-        }
         Ok(())
     }
 
@@ -239,58 +303,54 @@ fn measure_acks(target: SocketAddr, core: usize, seconds: f64) -> Result<f64, La
     Ok(times_ms[(times_ms.len() * 99 / 100).min(times_ms.len() - 1)])
 }
 
-/// Value of the best of the kernel's rows beside the same neighbours as `row`.
-fn kernel_best(
-    rows: &[Row],
-    row: &Row,
-    value: impl Fn(&Row) -> f64,
-    best: fn(f64, f64) -> f64,
-) -> f64 {
-    rows.iter()
-        .filter(|other| other.stack.is_kernel())
-        .filter(|other| (other.application, other.neighbours) == (row.application, row.neighbours))
-        .map(value)
-        .reduce(best)
-        .unwrap_or(f64::NAN)
-}
-
-/// Worst ratio of a row of `stack` to the kernel's best row, for all numbers of connections.
-fn min_rate_ratio(rows: &[Row], stack: StackKind) -> f64 {
-    let ratios = rows.iter().filter(|row| row.stack == stack).flat_map(|row| {
-        (0..CONNECTIONS.len())
-            .map(|index| row.rate(index) / kernel_best(rows, row, |row| row.rate(index), f64::max))
-    });
-    ratios.fold(f64::INFINITY, f64::min)
+/// Sets `figure` to the worst ratio of a row of `stack` to the kernel's best row, for all
+/// applications and numbers of connections.
+fn compare_rates(cases: &[Case], stack: StackKind, figure: &str, result: &mut Experiment) -> f64 {
+    let mut worst: Option<(f64, KernelRows)> = None;
+    for case in cases {
+        for (index, first_pass) in case.first_passes.iter().enumerate() {
+            let kernel = case.kernel_best(|row| row.rate(index), f64::max);
+            for row in case.of_stack(stack) {
+                let ratio = row.rate(index) / kernel;
+                if worst.as_ref().is_none_or(|(lowest, _)| ratio < *lowest) {
+                    worst = Some((ratio, first_pass.rows(kernel)));
+                }
+            }
+        }
+    }
+    let Some((ratio, kernel)) = worst else { return f64::INFINITY };
+    result.compare_with_best(figure, ratio, kernel);
+    ratio
 }
 
 /// Worst ratio of the neighbours' CPU time beside `stack` to that beside the kernel's server at the
 /// same rate.
-fn min_neighbour_share(rows: &[Row], stack: StackKind) -> f64 {
+fn min_neighbour_share(cases: &[Case], stack: StackKind) -> f64 {
     let cpu = |row: &Row| median(row.neighbour_cpu.iter().copied());
-    let measured = rows.iter().filter(|row| row.stack == stack && !row.neighbour_cpu.is_empty());
-    measured
-        .map(|row| cpu(row) / kernel_best(rows, row, cpu, f64::max))
-        .fold(f64::INFINITY, f64::min)
+    let ratios = cases.iter().flat_map(|case| {
+        let measured = case.of_stack(stack).filter(|row| !row.neighbour_cpu.is_empty());
+        measured.map(|row| cpu(row) / case.kernel_best(cpu, f64::max))
+    });
+    ratios.fold(f64::INFINITY, f64::min)
 }
 
-fn report(config: &TcpLabConfig, rows: &[Row]) -> Experiment {
+fn report(config: &TcpLabConfig, cases: &[Case]) -> Experiment {
     let mut result = Experiment::new("noisy");
     let [embedded, attached] = [StackKind::Embedded, StackKind::Attached];
-    let ratios = [embedded, attached].map(|stack| min_rate_ratio(rows, stack));
-    result.figure("noisy_ratio_min", ratios[0].min(ratios[1]));
-    result.figure("noisy_ratio_min_embedded", ratios[0]);
-    result.figure("noisy_ratio_min_attached", ratios[1]);
-    let shares = [embedded, attached].map(|stack| min_neighbour_share(rows, stack));
-    result.figure("noisy_neighbour_share", shares[0].min(shares[1]));
+    let ratios = [(embedded, "noisy_ratio_min_embedded"), (attached, "noisy_ratio_min_attached")]
+        .map(|(stack, figure)| compare_rates(cases, stack, figure, &mut result));
+    result.figure("noisy_ratio_min", round_to_thousandths(ratios[0].min(ratios[1])));
+    let shares = [embedded, attached].map(|stack| min_neighbour_share(cases, stack));
+    result.figure("noisy_neighbour_share", round_to_thousandths(shares[0].min(shares[1])));
+    let rows = || cases.iter().flat_map(|case| &case.rows);
     let ack = |row: &Row| median(row.ack_p99_ms.iter().copied());
-    let timed: Vec<&Row> = rows.iter().filter(|row| !row.ack_p99_ms.is_empty()).collect();
+    let timed: Vec<&Row> = rows().filter(|row| !row.ack_p99_ms.is_empty()).collect();
     let ours = timed.iter().filter(|row| !row.stack.is_kernel()).map(|row| ack(row));
     result.figure("noisy_ack_p99_ms", ours.fold(0.0, f64::max));
     let kernels = timed.iter().filter(|row| row.stack.is_kernel()).map(|row| ack(row));
     result.figure("noisy_ack_p99_ms_kernel", kernels.fold(f64::INFINITY, f64::min));
     let measured = |values: &Vec<f64>| (!values.is_empty()).then(|| median(values.iter().copied()));
-    result.rows = rows
-        .iter()
+    result.rows = rows()
         .map(|row| {
             json!({
                 "program": row.application.name(),
@@ -328,9 +388,11 @@ fn report(config: &TcpLabConfig, rows: &[Row]) -> Experiment {
          their acknowledgement, 99th percentile"
     ));
     result.note(
-        "ratios are to the best of the kernel's rows: receive work in softirqs where Linux puts \
-         them (kernel-softirq), by RPS on core 1 (kernel), or in a NAPI thread there \
-         (kernel-thread)",
+        "a first pass measures the kernel with its receive work in softirqs where Linux puts them \
+         (kernel-softirq), by RPS on core 1 (kernel-rps), in a NAPI thread there (kernel-thread), \
+         and in the program's own calls by net.core.busy_poll (kernel-busy-poll); the best of these \
+         for each number of connections is measured again in turn with Tidegate, and the ratios \
+         are to it",
     );
     result
 }

@@ -14,11 +14,12 @@ use crate::report::experiment::Experiment;
 use crate::stats::median;
 use crate::testbed::flood::{
     CLIENT_ADDRESS, FloodTestbed, GIGABIT_LINE_PPS, GoodputMeter, LOAD_ADDRESS, LOAD_MAC,
-    PREFIX_BITS, ReceiveWork, Receiver, TIDEGATE_ADDRESS,
+    PREFIX_BITS, Receiver, TIDEGATE_ADDRESS,
 };
 use crate::testbed::load::segment::Segment;
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
+use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{ECHO_PORT, TcpLabConfig, choose_cores};
 
 /// Connections per second of the client.

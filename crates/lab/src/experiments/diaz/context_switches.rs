@@ -15,6 +15,7 @@ use crate::testbed::apps::{
 };
 use crate::testbed::cpu::{self, CoreTicks};
 use crate::testbed::flood::FloodTestbed;
+use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{TcpLabConfig, choose_cores};
 
 /// Concurrent connections of the load.
@@ -51,7 +52,7 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let (network_core, load_core) = choose_cores()?;
     let testbed = FloodTestbed::new(network_core, load_core)?;
     let separate_cores = CoreAssignment { application: load_core, daemon: network_core };
-    let stacks = [StackKind::Kernel, StackKind::Attached];
+    let stacks = [StackKind::Kernel(ReceiveWork::Steered), StackKind::Attached];
     let mut runs: [Vec<Run>; 2] = [Vec::new(), Vec::new()];
     for repeat in 1..=config.repeats {
         for (stack, runs) in stacks.into_iter().zip(&mut runs) {

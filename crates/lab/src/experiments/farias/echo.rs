@@ -6,12 +6,14 @@ use serde_json::json;
 use tidegate_load::{LinkKind, TcpLoadConfig};
 
 use crate::error::LabError;
+use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
 use crate::stats::median;
-use crate::testbed::tcp::{
-    KernelReceive, ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores,
-};
+use crate::testbed::receive_work::ReceiveWork;
+use crate::testbed::tcp::{ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores};
 
+/// Length of a measurement in the first pass, in seconds, if others are not shorter.
+const FIRST_PASS_SECONDS: f64 = 0.5;
 /// Maximum number of ports of one source address that a load uses.
 const CONNECTIONS_PER_SOURCE: usize = 16_000;
 
@@ -94,20 +96,59 @@ impl Row {
     }
 }
 
+/// Measurements of all servers at one point.
+struct PointResults {
+    point: EchoPoint,
+    /// One for each figure of the scenario, in its order.
+    first_passes: Vec<FirstPass<ServerKind>>,
+    /// The kernel's best servers, and Tidegate's.
+    rows: Vec<Row>,
+}
+
+impl PointResults {
+    fn row(&self, server_kind: ServerKind) -> &Row {
+        let found = self.rows.iter().find(|row| row.server_kind == server_kind);
+        found.expect("every server is measured at every point")
+    }
+
+    /// Sets a figure to the ratio of a server's median to that of the kernel's best.
+    fn compare(
+        &self,
+        result: &mut Experiment,
+        figure: &str,
+        server_kind: ServerKind,
+        (index, of): (usize, FigureOfRun),
+    ) {
+        let first_pass = &self.first_passes[index];
+        let kernel = self.row(first_pass.best()).median(of);
+        let ratio = self.row(server_kind).median(of) / kernel;
+        result.compare_with_best(figure, ratio, first_pass.rows(kernel));
+    }
+}
+
+type FigureOfRun = fn(&TcpMeasurement) -> f64;
+
+/// Figures by which the kernel's best way is chosen.
+const RATE: [(Goal, FigureOfRun); 1] = [(Goal::Highest, |run| run.load.requests_per_second)];
+const LATENCIES: [(Goal, FigureOfRun); 2] =
+    [(Goal::Lowest, |run| run.load.latency.p50_us), (Goal::Lowest, |run| run.load.latency.p95_us)];
+
+/// Tidegate on AF_PACKET, where RPS moves the receive work to the server's core.
+const TIDEGATE_PACKET: ServerKind = ServerKind::TidegatePacket(ReceiveWork::Steered);
+
 /// Measures requests per second on many persistent connections with small messages.
 ///
 /// # Errors
 /// When namespaces cannot be created or a server does not start.
 pub fn run_throughput(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let scenario = Scenario::ManyConnections;
-    let points = scenario.points(config.full);
-    let rows = measure(config, &ServerKind::ALL, &points, scenario.link())?;
-    let mut result = experiment(scenario.name(), &rows);
-    for (name, point) in [("rps_ratio_100", points[0]), ("rps_ratio", points[1])] {
-        result.figure(name, ratio(&rows, point, ServerKind::TidegateXdp));
+    let results = measure(config, scenario, &[ServerKind::TidegateXdp, TIDEGATE_PACKET], &RATE)?;
+    let mut result = experiment(scenario.name(), &results);
+    let rate = (0, RATE[0].1);
+    for (figure, at) in [("rps_ratio_100", 0), ("rps_ratio", 1), ("rps_ratio_128", 2)] {
+        results[at].compare(&mut result, figure, ServerKind::TidegateXdp, rate);
     }
-    result.figure("rps_ratio_128", ratio(&rows, points[2], ServerKind::TidegateXdp));
-    result.figure("rps_ratio_packet", ratio(&rows, points[1], ServerKind::TidegatePacket));
+    results[1].compare(&mut result, "rps_ratio_packet", TIDEGATE_PACKET, rate);
     result.note("scenario 1 of Farias (8 x 2000 connections, 64 and 128 B; bypass 3.65 to 5.58)");
     note_cores(&mut result, "the load runs on Tidegate over AF_XDP");
     Ok(result)
@@ -119,18 +160,12 @@ pub fn run_throughput(config: &TcpLabConfig) -> Result<Experiment, LabError> {
 /// As [`run_throughput`].
 pub fn run_message_size(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let scenario = Scenario::GrowingMessages;
-    let points = scenario.points(config.full);
-    let server_kinds = [
-        ServerKind::KernelEpoll,
-        ServerKind::KernelSpin,
-        ServerKind::KernelUring,
-        ServerKind::TidegateXdp,
-    ];
-    let rows = measure(config, &server_kinds, &points, scenario.link())?;
-    let mut result = experiment(scenario.name(), &rows);
-    for point in points {
-        let name = format!("gbps_ratio_{}", point.bytes);
-        result.figure(&name, ratio(&rows, point, ServerKind::TidegateXdp));
+    let results = measure(config, scenario, &[ServerKind::TidegateXdp], &RATE)?;
+    let mut result = experiment(scenario.name(), &results);
+    for point_results in &results {
+        let figure = format!("gbps_ratio_{}", point_results.point.bytes);
+        let rate = (0, RATE[0].1);
+        point_results.compare(&mut result, &figure, ServerKind::TidegateXdp, rate);
     }
     result.note("scenario 2 of Farias (4 x 3000 connections; the paper's servers have 2 and 4 threads, here one core serves)");
     note_cores(&mut result, "the load runs on Tidegate over AF_XDP");
@@ -143,34 +178,31 @@ pub fn run_message_size(config: &TcpLabConfig) -> Result<Experiment, LabError> {
 /// As [`run_throughput`].
 pub fn run_latency(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let scenario = Scenario::FewClients;
-    let points = scenario.points(config.full);
-    let rows = measure(config, &ServerKind::ALL, &points, scenario.link())?;
-    let mut result = experiment(scenario.name(), &rows);
-    for (clients, point) in [(1, points[0]), (16, points[4])] {
-        let latency_of = |server_kind, of: fn(&TcpMeasurement) -> f64| {
-            find(&rows, server_kind, point).median(of)
-        };
-        for (name, latency) in [
-            ("p50", (|run| run.load.latency.p50_us) as fn(&TcpMeasurement) -> f64),
-            ("p95", |run| run.load.latency.p95_us),
-        ] {
-            let kernel = latency_of(ServerKind::KernelEpoll, latency)
-                .min(latency_of(ServerKind::KernelSpin, latency));
-            let figure = format!("{name}_ratio_{clients}");
-            result.figure(&figure, latency_of(ServerKind::TidegateXdp, latency) / kernel);
-            let figure = format!("{name}_ratio_{clients}_packet");
-            result.figure(&figure, latency_of(ServerKind::TidegatePacket, latency) / kernel);
+    let own = [ServerKind::TidegateXdp, ServerKind::TidegateDedicated, TIDEGATE_PACKET];
+    let results = measure(config, scenario, &own, &LATENCIES)?;
+    let mut result = experiment(scenario.name(), &results);
+    for (clients, at) in [(1, 0), (16, 4)] {
+        for (index, name) in ["p50", "p95"].into_iter().enumerate() {
+            for (server_kind, suffix) in own.into_iter().zip(["", "_dedicated", "_packet"]) {
+                let figure = format!("{name}_ratio_{clients}{suffix}");
+                let latency = (index, LATENCIES[index].1);
+                results[at].compare(&mut result, &figure, server_kind, latency);
+            }
         }
     }
     result.note("scenario 3 of Farias (1 to 16 clients, one connection each, 2048 B; bypass up to 18 times slower)");
     note_cores(&mut result, "the clients are on kernel sockets, in one thread");
-    result.note("few clients are served by interrupts of the device on AF_XDP, which run on the clients' core");
+    result.note(
+        "few clients are served by interrupts of the device on AF_XDP, which run on the clients' \
+         core, as kernel-*-softirq has all its receive work there; tidegate-xdp-dedicated polls on \
+         core 1",
+    );
     Ok(result)
 }
 
 /// Medians of one server at one point.
 pub(crate) struct ReferenceRow {
-    pub(crate) server: &'static str,
+    pub(crate) server: String,
     pub(crate) point: EchoPoint,
     pub(crate) requests_per_second: f64,
     pub(crate) p50_us: f64,
@@ -185,8 +217,7 @@ pub(crate) fn measure_over_veth(
     repeats: usize,
 ) -> Result<Vec<ReferenceRow>, LabError> {
     let config = TcpLabConfig { seconds, repeats, full: false };
-    let server_kinds = [ServerKind::KernelEpoll, ServerKind::TidegateXdp];
-    let rows = measure(&config, &server_kinds, &scenario.points(false), scenario.link())?;
+    let results = measure(&config, scenario, &[ServerKind::TidegateXdp], &RATE)?;
     let to_reference = |row: &Row| ReferenceRow {
         server: row.server_kind.name(),
         point: row.point,
@@ -194,77 +225,98 @@ pub(crate) fn measure_over_veth(
         p50_us: row.median(|run| run.load.latency.p50_us),
         p99_us: row.median(|run| run.load.latency.p99_us),
     };
-    Ok(rows.iter().map(to_reference).collect())
+    Ok(results.iter().flat_map(|results| &results.rows).map(to_reference).collect())
 }
 
-/// Measures every point with every server, interleaved.
+/// Chooses the kernel's best servers at every point of a scenario, then measures them in turn with
+/// `own`. `figures` are those by which they are chosen.
 fn measure(
     config: &TcpLabConfig,
-    server_kinds: &[ServerKind],
-    points: &[EchoPoint],
-    link: LinkKind,
-) -> Result<Vec<Row>, LabError> {
+    scenario: Scenario,
+    own: &[ServerKind],
+    figures: &[(Goal, FigureOfRun)],
+) -> Result<Vec<PointResults>, LabError> {
     let (server_core, load_core) = choose_cores()?;
     let testbed = TcpTestbed::new(server_core, load_core)?;
-    let mut rows: Vec<Row> = Vec::new();
-    for &point in points {
-        rows.extend(server_kinds.iter().map(|&server_kind| Row {
-            server_kind,
+    let measure_point = |point, server_kind, seconds, label: &str| {
+        let run = measure_server(&testbed, point, server_kind, scenario.link(), seconds)?;
+        print_progress(label, server_kind, point, &run);
+        Ok::<_, LabError>(run)
+    };
+    let mut results = Vec::new();
+    for point in scenario.points(config.full) {
+        let measured = ServerKind::KERNEL.into_iter().map(|server_kind| {
+            let seconds = config.seconds.min(FIRST_PASS_SECONDS);
+            Ok((server_kind, measure_point(point, server_kind, seconds, "first pass")?))
+        });
+        let measured = measured.collect::<Result<Vec<_>, LabError>>()?;
+        let first_pass = |&(goal, of): &(Goal, FigureOfRun)| {
+            FirstPass::measure(goal, &ServerKind::KERNEL, ServerKind::name, |wanted| {
+                let run = measured.iter().find(|(server_kind, _)| *server_kind == wanted);
+                Ok(run.map_or(f64::NAN, |(_, run)| of(run)))
+            })
+        };
+        let first_passes = figures.iter().map(first_pass).collect::<Result<Vec<_>, _>>()?;
+        let mut server_kinds: Vec<ServerKind> = first_passes.iter().map(FirstPass::best).collect();
+        server_kinds.dedup();
+        server_kinds.extend(own);
+        let row = |server_kind| Row { server_kind, point, runs: Vec::new() };
+        results.push(PointResults {
             point,
-            runs: Vec::new(),
-        }));
+            first_passes,
+            rows: server_kinds.into_iter().map(row).collect(),
+        });
     }
     for repeat in 1..=config.repeats {
-        for &server_kind in server_kinds {
-            for row in rows.iter_mut().filter(|row| row.server_kind == server_kind) {
-                let server = testbed.start(server_kind, KernelReceive::Steering, &[])?;
-                let EchoPoint { connections, bytes } = row.point;
-                let load = TcpLoadConfig {
-                    connections,
-                    source_count: connections.div_ceil(CONNECTIONS_PER_SOURCE) as u32,
-                    message_bytes: bytes,
-                    seconds: config.seconds,
-                    warm_up_seconds: config.seconds / 4.0,
-                    ..testbed.load_config(&server, link)
-                };
-                let run = testbed.measure(&load)?;
-                server.process.stop();
-                eprintln!(
-                    "{repeat} {:<16} {connections:>6} x {bytes:>5} B: {:>9.0}/s, p50 {:.1} us, p95 \
-                     {:.1} us; server core {:.0} %, load core {:.0} %",
-                    server_kind.name(),
-                    run.load.requests_per_second,
-                    run.load.latency.p50_us,
-                    run.load.latency.p95_us,
-                    run.server_core.busy_percent,
-                    run.load_core.busy_percent,
-                );
-                row.runs.push(run);
-            }
+        for row in results.iter_mut().flat_map(|results| &mut results.rows) {
+            let label = repeat.to_string();
+            row.runs.push(measure_point(row.point, row.server_kind, config.seconds, &label)?);
         }
     }
-    Ok(rows)
+    Ok(results)
 }
 
-fn find(rows: &[Row], server_kind: ServerKind, point: EchoPoint) -> &Row {
-    let is_match = |row: &&Row| {
-        let is_same_point =
-            (row.point.connections, row.point.bytes) == (point.connections, point.bytes);
-        row.server_kind == server_kind && is_same_point
+fn measure_server(
+    testbed: &TcpTestbed,
+    EchoPoint { connections, bytes }: EchoPoint,
+    server_kind: ServerKind,
+    link: LinkKind,
+    seconds: f64,
+) -> Result<TcpMeasurement, LabError> {
+    let server = testbed.start(server_kind, &[])?;
+    let load = TcpLoadConfig {
+        connections,
+        source_count: connections.div_ceil(CONNECTIONS_PER_SOURCE) as u32,
+        message_bytes: bytes,
+        seconds,
+        warm_up_seconds: seconds / 4.0,
+        ..testbed.load_config(&server, link)
     };
-    rows.iter().find(is_match).expect("every point is measured with every server")
+    let run = testbed.measure(&load)?;
+    server.process.stop();
+    Ok(run)
 }
 
-/// Requests per second of a server, divided by those of the better of the kernel's servers.
-fn ratio(rows: &[Row], point: EchoPoint, server_kind: ServerKind) -> f64 {
-    let rps = |server_kind| find(rows, server_kind, point).rps();
-    rps(server_kind) / rps(ServerKind::KernelEpoll).max(rps(ServerKind::KernelSpin))
+fn print_progress(label: &str, server_kind: ServerKind, point: EchoPoint, run: &TcpMeasurement) {
+    eprintln!(
+        "{label} {:<22} {:>6} x {:>5} B: {:>9.0}/s, p50 {:.1} us, p95 {:.1} us; server core {:.0} \
+         %, load core {:.0} %",
+        server_kind.name(),
+        point.connections,
+        point.bytes,
+        run.load.requests_per_second,
+        run.load.latency.p50_us,
+        run.load.latency.p95_us,
+        run.server_core.busy_percent,
+        run.load_core.busy_percent,
+    );
 }
 
-fn experiment(name: &str, rows: &[Row]) -> Experiment {
+fn experiment(name: &str, results: &[PointResults]) -> Experiment {
     let mut result = Experiment::new(name);
-    result.rows = rows
+    result.rows = results
         .iter()
+        .flat_map(|results| &results.rows)
         .map(|row| {
             json!({
                 "server": row.server_kind.name(),
@@ -298,8 +350,10 @@ fn experiment(name: &str, rows: &[Row]) -> Experiment {
 
 fn note_cores(result: &mut Experiment, load: &str) {
     result.note(format!(
-        "core 1 serves and does all receive work of the server's device (RPS for the kernel's), \
-         core 0 generates the load; {load}; ratios are to the better of an epoll server that sleeps \
-         and one that busy-polls; medians"
+        "core 1 serves, core 0 generates the load; {load}; a first pass measures the kernel with \
+         epoll that sleeps, epoll that spins and io_uring, each with its receive work in softirqs \
+         where Linux puts them (on core 0), by RPS, in a NAPI thread or in the server's own calls \
+         on core 1; ratios are to the best of these at each point, measured again in turn with \
+         Tidegate; medians"
     ));
 }

@@ -20,13 +20,14 @@ use crate::testbed::cpu::{self, CoreTicks};
 use crate::testbed::dns::servers::{Server, ServerKind};
 use crate::testbed::flood::{
     CLIENT_ADDRESS, FloodSource, FloodTestbed, GIGABIT_LINE_PPS, KERNEL_ADDRESS, LOAD_ADDRESS,
-    LOAD_MAC, ReceiveWork, Receiver, UNKNOWN_SOURCE_COUNT, UNKNOWN_SOURCES_NETWORK,
+    LOAD_MAC, Receiver, UNKNOWN_SOURCE_COUNT, UNKNOWN_SOURCES_NETWORK,
 };
 use crate::testbed::folder;
 use crate::testbed::load::flood::{Flood, MAX_FRAMES};
 use crate::testbed::netns;
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
+use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::test_case::{Zone, check_installed};
 
 /// Configuration of the experiment.

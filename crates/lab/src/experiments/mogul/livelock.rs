@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::error::LabError;
 use crate::experiments::goodput_curve::{GoodputCurve, LoadStep};
+use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
 use crate::stats::round_to_thousandths;
@@ -20,12 +21,15 @@ use crate::testbed::dns::servers::ServerKind;
 use crate::testbed::flood::FloodTestbed;
 use crate::testbed::load::flood;
 use crate::testbed::netns;
+use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::test_case::{
     DEFAULT_MODE, FloodedServer, MODES, TestCase, Transport, Zone, check_installed,
 };
 
 /// Settling time at a load before its measurement, as a part of the measuring time.
 const SETTLING: f64 = 0.25;
+/// Work at which Tidegate is compared with the kernel at the maximum load, in nanoseconds.
+const COMPARED_WORK_NS: [u64; 2] = [500, 2_000];
 /// Work at which modes that no figure compares with the kernel are measured, in nanoseconds.
 const MODE_WORK_NS: u64 = 2_000;
 
@@ -35,7 +39,8 @@ const MODE_WORK_NS: u64 = 2_000;
 pub struct LivelockConfig {
     /// Work per packet, in nanoseconds.
     pub work_ns: Vec<u64>,
-    /// Transports of the service, by name: `kernel` and Tidegate's modes. Empty selects all.
+    /// Transports of the service, by name. Empty selects Tidegate's modes, the raw loop, the kernel
+    /// by a timer, and the best of the kernel's other ways at the maximum load.
     pub carriers: Vec<String>,
     /// DNS servers to measure.
     pub dns: Vec<ServerKind>,
@@ -98,26 +103,25 @@ impl LivelockConfig {
     }
 
     /// All test cases, in the order of the table.
-    fn test_cases(&self) -> Result<Vec<TestCase>, LabError> {
-        let transports: Vec<Transport> = if self.carriers.is_empty() {
-            Transport::all().collect()
-        } else {
-            self.carriers.iter().map(|name| name.parse()).collect::<Result<_, _>>()?
-        };
-        let is_measured = |transport: &Transport, work_ns| match transport {
-            Transport::Raw => work_ns == 0,
-            Transport::Kernel(_) => true,
-            _ => {
-                *transport == Transport::tidegate()
-                    || work_ns == MODE_WORK_NS
-                    || !self.carriers.is_empty()
-            }
-        };
-        let services = self.work_ns.iter().flat_map(|&work_ns| {
-            let measured = transports.iter().filter(move |one| is_measured(one, work_ns));
-            measured.map(move |&transport| TestCase::Service { transport, work_ns })
-        });
-        Ok(services.chain(self.dns.iter().copied().map(TestCase::Dns)).collect())
+    fn test_cases(&self, choices: &KernelChoices) -> Result<Vec<TestCase>, LabError> {
+        let named: Vec<Transport> =
+            self.carriers.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;
+        let mut test_cases = Vec::new();
+        for &work_ns in &self.work_ns {
+            let transports = if named.is_empty() {
+                default_transports(work_ns, choices.best_for_work(work_ns))
+            } else {
+                named.clone()
+            };
+            let measured =
+                transports.into_iter().filter(|one| *one != Transport::Raw || work_ns == 0);
+            test_cases.extend(measured.map(|transport| TestCase::Service { transport, work_ns }));
+        }
+        test_cases.extend(self.dns.iter().map(|&kind| {
+            let receive_work = choices.best_for_dns(kind);
+            TestCase::Dns { kind, receive_work }
+        }));
+        Ok(test_cases)
     }
 
     /// Every load for 10 s.
@@ -131,6 +135,84 @@ impl LivelockConfig {
         let measuring = Duration::from_secs_f64(self.seconds);
         (measuring.mul_f64(SETTLING).min(Duration::from_secs(1)), measuring)
     }
+}
+
+/// Transports of a service with this work, if none are named. `kernel_best` is the kernel's best
+/// way.
+fn default_transports(work_ns: u64, kernel_best: Option<ReceiveWork>) -> Vec<Transport> {
+    let by_timer = (COMPARED_WORK_NS.contains(&work_ns)).then(Transport::kernel);
+    let mut transports: Vec<Transport> = by_timer.into_iter().collect();
+    transports.extend(kernel_best.map(Transport::Kernel));
+    transports.extend(Transport::all().filter(|one| match one {
+        Transport::Kernel(_) => false,
+        Transport::Raw => true,
+        Transport::Tidegate(_) => *one == Transport::tidegate() || work_ns == MODE_WORK_NS,
+    }));
+    transports
+}
+
+/// The first pass: the kernel's ways at the maximum load.
+#[derive(Default)]
+struct KernelChoices {
+    /// By the work of the service, in nanoseconds.
+    services: Vec<(u64, FirstPass<ReceiveWork>)>,
+    dns: Vec<(ServerKind, FirstPass<ReceiveWork>)>,
+}
+
+impl KernelChoices {
+    fn measure(
+        config: &LivelockConfig,
+        testbed: &FloodTestbed,
+        zone: Option<&Zone>,
+    ) -> Result<Self, LabError> {
+        let name = |work: ReceiveWork| work.kernel_name().to_owned();
+        let measure = |test_case| {
+            let goodput_pps = measure_max_load(config, testbed, zone, test_case)?;
+            let way = test_case.receive_work().kernel_name();
+            eprintln!("first pass {:<26} {way:<22} {goodput_pps:>9.0}/s", describe_case(test_case));
+            Ok(goodput_pps)
+        };
+        let services = config.work_ns.iter().filter(|_| config.carriers.is_empty());
+        let services = services.map(|&work_ns| {
+            let goodput =
+                |work| measure(TestCase::Service { transport: Transport::Kernel(work), work_ns });
+            let pass = FirstPass::measure(Goal::Highest, &ReceiveWork::KERNEL, name, goodput)?;
+            Ok((work_ns, pass))
+        });
+        let services = services.collect::<Result<Vec<_>, LabError>>()?;
+        let with_choice = config.dns.iter().filter(|kind| kind.receive_works().len() > 1);
+        let dns = with_choice.map(|&kind| {
+            let goodput = |receive_work| measure(TestCase::Dns { kind, receive_work });
+            let pass = FirstPass::measure(Goal::Highest, kind.receive_works(), name, goodput)?;
+            Ok((kind, pass))
+        });
+        Ok(Self { services, dns: dns.collect::<Result<Vec<_>, LabError>>()? })
+    }
+
+    fn for_work(&self, work_ns: u64) -> Option<&FirstPass<ReceiveWork>> {
+        self.services.iter().find(|(work, _)| *work == work_ns).map(|(_, pass)| pass)
+    }
+
+    fn best_for_work(&self, work_ns: u64) -> Option<ReceiveWork> {
+        self.for_work(work_ns).map(FirstPass::best)
+    }
+
+    fn best_for_dns(&self, kind: ServerKind) -> ReceiveWork {
+        let pass = self.dns.iter().find(|(of, _)| *of == kind).map(|(_, pass)| pass);
+        pass.map_or(kind.receive_works()[0], FirstPass::best)
+    }
+}
+
+/// Goodput of a test case at the maximum load, in packets per second.
+fn measure_max_load(
+    config: &LivelockConfig,
+    testbed: &FloodTestbed,
+    zone: Option<&Zone>,
+    test_case: TestCase,
+) -> Result<f64, LabError> {
+    let mut curve = GoodputCurve::with_loads([None]);
+    sweep_loads(config, testbed, zone, test_case, &mut curve)?;
+    Ok(curve.goodput_at_max_load_pps())
 }
 
 /// A test case and its measurements.
@@ -149,9 +231,10 @@ pub fn run(config: &LivelockConfig) -> Result<Experiment, LabError> {
     for name in netns::remove_stale()? {
         eprintln!("removed namespace {name} of a process that no longer exists");
     }
-    let test_cases = config.test_cases()?;
     let zone = if config.dns.is_empty() { None } else { Some(Zone::write()?) };
     let testbed = FloodTestbed::new(config.server_core, config.load_core)?;
+    let choices = KernelChoices::measure(config, &testbed, zone.as_ref())?;
+    let test_cases = config.test_cases(&choices)?;
     let loads = || config.loads_pps.iter().copied().map(Some).chain([None]);
     let mut results: Vec<CaseResult> = test_cases
         .into_iter()
@@ -159,13 +242,14 @@ pub fn run(config: &LivelockConfig) -> Result<Experiment, LabError> {
         .collect();
     for repeat in 1..=config.repeats {
         for case_result in &mut results {
-            sweep_loads(config, &testbed, zone.as_ref(), case_result)?;
+            let CaseResult { test_case, curve } = case_result;
+            sweep_loads(config, &testbed, zone.as_ref(), *test_case, curve)?;
             print_progress(repeat, case_result);
         }
     }
     let mut result = Experiment::new("livelock");
     describe(config, &mut result);
-    conclude(&results, &mut result);
+    conclude(&results, &choices, &mut result);
     Ok(result)
 }
 
@@ -174,14 +258,15 @@ fn sweep_loads(
     config: &LivelockConfig,
     testbed: &FloodTestbed,
     zone: Option<&Zone>,
-    case_result: &mut CaseResult,
+    test_case: TestCase,
+    curve: &mut GoodputCurve,
 ) -> Result<(), LabError> {
     let (settling, measuring) = config.times();
     // Twice the expected time, plus time to start.
-    let whole = (settling + measuring) * case_result.curve.steps.len() as u32;
+    let whole = (settling + measuring) * curve.steps.len() as u32;
     let limit = whole * 2 + Duration::from_secs(20);
-    let mut server = FloodedServer::start(case_result.test_case, testbed, zone, limit)?;
-    for step in &mut case_result.curve.steps {
+    let mut server = FloodedServer::start(test_case, testbed, zone, limit)?;
+    for step in &mut curve.steps {
         let FloodedServer { flood, meter, .. } = &mut server;
         let run = testbed.measure(flood, meter, step.requested_pps, settling, measuring)?;
         step.runs.push(run);
@@ -204,16 +289,19 @@ fn describe(config: &LivelockConfig, result: &mut Experiment) {
          {server} does all other work: receive work, softirqs, service"
     ));
     result.note(format!(
-        "kernel, the DNS servers on kernel sockets, knot-xdp and modes moderated and napi: a timer \
-         on core {server} polls the veth's NAPI every 20 us while it is idle, like a NIC with \
-         coalescing; in mode interrupt each arrival wakes a thread of real-time priority; \
-         the other modes poll the device themselves"
+        "a first pass at the maximum load measures the kernel with its receive work in softirqs \
+         where Linux puts them, on core {load} (kernel-softirq), by RPS, where core {load} receives up \
+         to where a packet is handed to core {server} (kernel-rps), in a NAPI thread on core \
+         {server} (kernel-thread), in calls of the server that never sleeps (kernel-busy-poll, \
+         SO_PREFER_BUSY_POLL), or of one that sleeps when idle (kernel-irq-suspension); the best is \
+         measured again at each load in turn with Tidegate. NSD and Knot DNS have the same choice, \
+         with net.core.busy_poll; knot-xdp that of a timer, softirqs or a thread"
     ));
     result.note(format!(
-        "kernel-busy-poll: the server polls the device in its own calls (SO_PREFER_BUSY_POLL) and \
-         never sleeps; kernel-thread: the NAPI context has a thread on core {server}, of ordinary priority; \
-         kernel-rps: core {load} receives up to where RPS hands a packet to core {server}, so two \
-         cores do its work, and the flood slows down"
+        "kernel-timer, and modes moderated and napi: a timer on core {server} polls the veth's NAPI \
+         every 20 us while it is idle, like a NIC with coalescing that nobody tuned; in mode \
+         interrupt each arrival wakes a thread of real-time priority; the other modes poll the \
+         device themselves"
     ));
     result.note(
         "goodput: packets that the service has processed, read from its counters; of DNS servers, \
@@ -251,7 +339,7 @@ const COLUMNS: [&str; 7] = [
     "server_core_busy_percent",
 ];
 
-fn conclude(results: &[CaseResult], result: &mut Experiment) {
+fn conclude(results: &[CaseResult], choices: &KernelChoices, result: &mut Experiment) {
     let unsaturated: Vec<String> = results
         .iter()
         .filter(|one| one.curve.floor().is_none())
@@ -276,10 +364,11 @@ fn conclude(results: &[CaseResult], result: &mut Experiment) {
     figure("tidegate_no_work_floor", without_work);
     figure("raw_floor", raw);
     figure("no_work_floor_over_raw", without_work.zip(raw).map(|(own, raw)| own / raw));
-    figure("kernel_floor", floor("kernel"));
-    figure("kernel_thread_floor", floor("kernel-thread"));
-    figure("kernel_rps_floor", floor("kernel-rps"));
-    figure("kernel_busy_poll_floor", floor("kernel-busy-poll"));
+    for work in [ReceiveWork::Timer].into_iter().chain(ReceiveWork::KERNEL) {
+        let name = work.kernel_name();
+        figure(&format!("{}_floor", name.replace('-', "_")), floor(name));
+    }
+    figure("kernel_floor", best_kernel_floor(results, choices));
     for mode in MODES.iter().filter(|mode| mode.name != DEFAULT_MODE) {
         figure(&format!("{}_floor", mode.name.replace('+', "_")), floor(mode.name));
     }
@@ -291,8 +380,11 @@ fn conclude(results: &[CaseResult], result: &mut Experiment) {
     ] {
         figure(name, dns(results, kind).and_then(GoodputCurve::floor));
     }
-    for (work_ns, suffix) in [(500, ""), (2_000, "_2us")] {
-        compare_at_max_load(results, work_ns, suffix, result);
+    for (work_ns, suffix) in COMPARED_WORK_NS.into_iter().zip(["", "_2us"]) {
+        compare_at_max_load(results, choices, work_ns, suffix, result);
+    }
+    for (kind, pass) in &choices.dns {
+        result.note(format!("{}: best with {}", kind.name(), pass.best().kernel_name()));
     }
     if !unsaturated.is_empty() {
         result.note(format!(
@@ -311,10 +403,22 @@ fn describe_case(test_case: TestCase) -> String {
     format!("{}{work}", test_case.name())
 }
 
+/// Lowest floor of the kernel's best ways, which differ by the work of the service.
+fn best_kernel_floor(results: &[CaseResult], choices: &KernelChoices) -> Option<f64> {
+    let of_best = results.iter().filter(|one| match one.test_case {
+        TestCase::Service { transport: Transport::Kernel(work), work_ns } => {
+            choices.best_for_work(work_ns) == Some(work)
+        }
+        _ => false,
+    });
+    of_best.filter_map(|one| one.curve.floor()).reduce(f64::min)
+}
+
 /// Compares Tidegate's goodput at the highest load with the kernel's, for this work per packet: with
 /// the best of its ways, and with each.
 fn compare_at_max_load(
     results: &[CaseResult],
+    choices: &KernelChoices,
     work_ns: u64,
     suffix: &str,
     result: &mut Experiment,
@@ -325,22 +429,33 @@ fn compare_at_max_load(
         Some(found.curve.goodput_at_max_load_pps())
     };
     let Some(own_pps) = at_max_load(Transport::tidegate()) else { return };
-    let kernels = Transport::all().filter(|transport| matches!(transport, Transport::Kernel(_)));
-    let rates: Vec<(String, f64)> = kernels
-        .filter_map(|kernel| Some((kernel.name().to_owned(), at_max_load(kernel)?)))
+    let figure = format!("tidegate_over_kernel_at_max{suffix}");
+    let kernels = [ReceiveWork::Timer].into_iter().chain(ReceiveWork::KERNEL);
+    let mut rates: Vec<(String, f64)> = kernels
+        .filter_map(|work| {
+            Some((work.kernel_name().to_owned(), at_max_load(Transport::Kernel(work))?))
+        })
         .collect();
-    for (name, pps) in rates.iter().filter(|(name, _)| name != "kernel") {
+    for (name, pps) in &rates {
         let name = name.replace('-', "_");
         result.figure(
             &format!("tidegate_over_{name}_at_max{suffix}"),
             round_to_thousandths(own_pps / pps.max(1.0)),
         );
     }
-    result.compare_with_kernel(&format!("tidegate_over_kernel_at_max{suffix}"), own_pps, rates);
+    if let Some(pass) = choices.for_work(work_ns)
+        && let Some(best_pps) = at_max_load(Transport::Kernel(pass.best()))
+    {
+        let kernel = pass.rows(best_pps);
+        rates.extend(kernel.rows.into_iter().filter(|(name, _)| *name != kernel.best));
+    }
+    result.compare_with_kernel(&figure, own_pps, rates);
 }
 
 fn dns(results: &[CaseResult], kind: ServerKind) -> Option<&GoodputCurve> {
-    results.iter().find(|one| one.test_case == TestCase::Dns(kind)).map(|one| &one.curve)
+    let is_wanted =
+        |one: &&CaseResult| matches!(one.test_case, TestCase::Dns { kind: of, .. } if of == kind);
+    results.iter().find(is_wanted).map(|one| &one.curve)
 }
 
 fn rows(case_result: &CaseResult) -> Vec<Value> {
@@ -406,6 +521,10 @@ mod tests {
 
     #[test]
     fn figures_use_the_worst_work_and_the_default_mode() {
+        let dns = |kind: ServerKind, points: &[(f64, f64)]| {
+            let receive_work = kind.receive_works()[0];
+            case_result(TestCase::Dns { kind, receive_work }, points)
+        };
         let service = |name: &str, work_ns, points: &[(f64, f64)]| {
             let transport = name.parse().unwrap();
             case_result(TestCase::Service { transport, work_ns }, points)
@@ -419,17 +538,17 @@ mod tests {
             service("interrupt", 500, &[(300.0, 300.0), (1000.0, 30.0)]),
             service("kernel", 2000, &[(300.0, 300.0), (1000.0, 240.0)]),
             service("polled+feedback", 2000, &[(400.0, 400.0), (1000.0, 384.0)]),
-            case_result(TestCase::Dns(ServerKind::TidegateXdp), &[(4e5, 4e5), (1e6, 3.9e5)]),
-            case_result(TestCase::Dns(ServerKind::Nsd), &[(2e5, 2e5), (1e6, 1e4)]),
+            dns(ServerKind::TidegateXdp, &[(4e5, 4e5), (1e6, 3.9e5)]),
+            dns(ServerKind::Nsd, &[(2e5, 2e5), (1e6, 1e4)]),
         ];
         let mut result = Experiment::new("livelock");
-        conclude(&all, &mut result);
+        conclude(&all, &KernelChoices::default(), &mut result);
         let figures = &result.figures;
         assert_eq!(figures["tidegate_floor"], 0.96);
         assert_eq!(figures["tidegate_no_work_floor"], 0.75);
         assert_eq!(figures["raw_floor"], 0.8);
         assert_eq!(figures["no_work_floor_over_raw"], 0.938);
-        assert_eq!(figures["kernel_floor"], 0.5);
+        assert_eq!(figures["kernel_timer_floor"], 0.5);
         assert_eq!(figures["interrupt_floor"], 0.1);
         assert_eq!(figures["tidegate_over_kernel_at_max"], 3.96);
         assert_eq!(figures["tidegate_over_kernel_at_max_2us"], 1.6);
@@ -437,7 +556,7 @@ mod tests {
         assert_eq!(figures["nsd_floor"], 0.05);
         assert!(!figures.contains_key("knot_floor"));
         assert_eq!(result.rows.len(), 20);
-        assert!(result.notes.iter().any(|note| note.ends_with("kernel with 0 us of work")));
+        assert!(result.notes.iter().any(|note| note.ends_with("kernel-timer with 0 us of work")));
         let picture = result.picture.unwrap();
         assert_eq!(picture.panels.len(), 4);
         assert_eq!(picture.panels[0].series.len(), 3);
@@ -457,13 +576,23 @@ mod tests {
     #[test]
     fn measures_the_raw_loop_without_work_and_further_modes_with_some() {
         let config = LivelockConfig { dns: Vec::new(), ..LivelockConfig::default() };
-        let test_cases = config.test_cases().unwrap();
+        let pass = |work_ns| {
+            let name = |work: ReceiveWork| work.kernel_name().to_owned();
+            let is_thread = |work| Ok(f64::from(u8::from(work == ReceiveWork::Thread)));
+            let pass = FirstPass::measure(Goal::Highest, &ReceiveWork::KERNEL, name, is_thread);
+            (work_ns, pass.unwrap())
+        };
+        let services = config.work_ns.iter().copied().map(pass).collect();
+        let choices = KernelChoices { services, dns: Vec::new() };
+        let test_cases = config.test_cases(&choices).unwrap();
         let work_of = |name: &str| {
             let of = test_cases.iter().filter(|test_case| test_case.name() == name);
             of.filter_map(|test_case| test_case.work_us()).collect::<Vec<_>>()
         };
         assert_eq!(work_of("raw"), [0.0]);
-        assert_eq!(work_of("kernel"), [0.0, 0.5, 2.0, 10.0]);
+        assert_eq!(work_of("kernel-timer"), [0.5, 2.0]);
+        assert_eq!(work_of("kernel-thread"), [0.0, 0.5, 2.0, 10.0]);
+        assert_eq!(work_of("kernel-rps"), [0.0; 0]);
         assert_eq!(work_of(DEFAULT_MODE), [0.0, 0.5, 2.0, 10.0]);
         assert_eq!(work_of("dedicated"), [2.0]);
     }
@@ -479,6 +608,12 @@ mod tests {
         let loads_pps = vec![0.0];
         assert!(check_error(&LivelockConfig { loads_pps, ..config.clone() }).contains("loads"));
         let unknown = LivelockConfig { carriers: vec!["pulled".into()], ..config };
-        assert!(unknown.test_cases().unwrap_err().to_string().contains("pulled"));
+        assert!(
+            unknown
+                .test_cases(&KernelChoices::default())
+                .unwrap_err()
+                .to_string()
+                .contains("pulled")
+        );
     }
 }

@@ -23,6 +23,8 @@ use crate::testbed::folder;
 use crate::testbed::load::{BpfClientConfig, load_tcp_with_bpf};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
+use crate::testbed::receive_work::{ReceiveWork, program_busy_poll};
+use crate::testbed::sysctl::SysctlOverride;
 
 /// File name of the daemon's socket in its folder.
 const SOCKET_FILE: &str = "daemon.sock";
@@ -36,14 +38,9 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Stack that serves an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StackKind {
-    /// Kernel stack, with receive work in softirqs where Linux puts them: on a veth pair, the
-    /// sender's core.
-    KernelSoftirq,
-    /// Kernel stack, with receive packet steering (RPS) to the server's core. The driver's work
-    /// and coalescing (GRO) stay on the sender's core.
-    Kernel,
-    /// Kernel stack, with the device's NAPI context in a thread on the server's core.
-    KernelThread,
+    /// Kernel stack, with this receive work. With [`ReceiveWork::BusyPoll`] the program's own calls
+    /// poll by `net.core.busy_poll` and `net.core.busy_read`.
+    Kernel(ReceiveWork),
     /// Stack embedded in the application's process.
     Embedded,
     /// Stack of the daemon, to which the application attaches.
@@ -51,17 +48,14 @@ pub(crate) enum StackKind {
 }
 
 impl StackKind {
-    /// Stacks that do protocol work on the server's core.
-    pub(crate) const SERVER_CORE: [Self; 4] =
-        [Self::Kernel, Self::KernelThread, Self::Embedded, Self::Attached];
-    pub(crate) const ALL: [Self; 5] =
-        [Self::KernelSoftirq, Self::Kernel, Self::KernelThread, Self::Embedded, Self::Attached];
+    /// Ways of the kernel, among which its best is.
+    pub(crate) fn kernel() -> [Self; 4] {
+        ReceiveWork::PROGRAMS.map(Self::Kernel)
+    }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::KernelSoftirq => "kernel-softirq",
-            Self::Kernel => "kernel",
-            Self::KernelThread => "kernel-thread",
+            Self::Kernel(work) => work.kernel_name(),
             Self::Embedded => "embedded",
             Self::Attached => "attached",
         }
@@ -69,7 +63,15 @@ impl StackKind {
 
     /// True for the kernel's stack, false for Tidegate's.
     pub(crate) fn is_kernel(self) -> bool {
-        matches!(self, Self::KernelSoftirq | Self::Kernel | Self::KernelThread)
+        matches!(self, Self::Kernel(_))
+    }
+
+    /// Receive work of the server's device.
+    pub(crate) fn receive_work(self) -> ReceiveWork {
+        match self {
+            Self::Kernel(work) => work,
+            Self::Embedded | Self::Attached => ReceiveWork::Server,
+        }
     }
 }
 
@@ -80,6 +82,7 @@ pub(crate) struct RunningService {
     pub(crate) target: SocketAddr,
     pub(crate) question: Transaction,
     _folder: TempDir,
+    _busy_poll: Vec<SysctlOverride>,
 }
 
 /// Result of a load on an application.
@@ -148,9 +151,15 @@ pub(crate) fn start_service(
     let receiver = if stack.is_kernel() { Receiver::Kernel } else { Receiver::Server };
     testbed.prepare(receiver)?;
     match stack {
-        StackKind::KernelSoftirq | StackKind::Kernel | StackKind::KernelThread => {
-            testbed.pair.b.set_rps((stack == StackKind::Kernel).then_some(cores.daemon))?;
-            start_application(testbed, application, cores.application, KERNEL_ADDRESS, |_| Ok(()))
+        StackKind::Kernel(work) => {
+            work.place(&testbed.pair.b, cores.daemon)?;
+            let busy_poll = match work {
+                ReceiveWork::BusyPoll => program_busy_poll()?,
+                _ => Vec::new(),
+            };
+            let (core, no_prefix) = (cores.application, |_: &mut Command| Ok(()));
+            let service = start_application(testbed, application, core, KERNEL_ADDRESS, no_prefix)?;
+            Ok(RunningService { _busy_poll: busy_poll, ..service })
         }
         StackKind::Embedded => start_application(
             testbed,
@@ -219,7 +228,8 @@ fn start_application(
     {
         question.response = ExpectedResponse::Length(answer_bytes);
     }
-    Ok(RunningService { process, daemon: None, target, question, _folder: folder })
+    let (daemon, _busy_poll) = (None, Vec::new());
+    Ok(RunningService { process, daemon, target, question, _folder: folder, _busy_poll })
 }
 
 /// Sends each kind of request once. Returns the length in bytes of the response to `question`.
@@ -277,8 +287,7 @@ impl RunningService {
     }
 
     /// Sends the same requests from the load's device itself, each as soon as the previous
-    /// response arrives. Except for [`StackKind::Kernel`], the server's core receives from the server's
-    /// device.
+    /// response arrives. A NAPI thread on the server's core receives for Tidegate what AF_XDP takes.
     pub(crate) fn measure_from_device(
         &self,
         testbed: &FloodTestbed,
@@ -298,13 +307,15 @@ impl RunningService {
             seconds,
             core: testbed.load_core,
         };
-        if !matches!(stack, StackKind::KernelSoftirq | StackKind::Kernel) {
+        if !stack.is_kernel() {
             testbed.pair.b.set_threaded_napi(testbed.server_core)?;
         }
         let before = CoreTicks::read(testbed.server_core)?;
         let load = load_tcp_with_bpf(&testbed.pair.a, &config)?;
         let server_core = CoreTicks::read(testbed.server_core)?.since(before);
-        testbed.pair.b.set_softirq_napi()?;
+        if !stack.is_kernel() {
+            testbed.pair.b.set_softirq_napi()?;
+        }
         Ok(ServiceMeasurement { load, server_core_percent: server_core.busy_percent })
     }
 
@@ -316,7 +327,7 @@ impl RunningService {
 
     /// Stops the application, then the daemon.
     pub(crate) fn stop(self) {
-        let Self { process, daemon, .. } = self;
+        let Self { process, daemon, _busy_poll, .. } = self;
         process.stop();
         if let Some(daemon) = daemon {
             daemon.stop();

@@ -1,6 +1,7 @@
 //! Testbed for DNS servers: a zone, a veth pair, a core for the server and one for the load.
 
 pub mod servers;
+pub(crate) mod tools;
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -18,10 +19,15 @@ use tidegate_load::{LinkKind, LoadConfig, LoadReport, QuerySet, load_dns};
 use crate::error::LabError;
 use crate::testbed::cpu::{self, CoreTicks, CoreUsage};
 use crate::testbed::dns::servers::{Server, ServerKind, Setup};
+use crate::testbed::dns::tools::{DnsTool, DnsToolRates, DnsToolRun};
 use crate::testbed::folder;
 use crate::testbed::netns::{VethConfig, VethPair};
+use crate::testbed::receive_work::{ReceiveWork, program_busy_poll};
+use crate::testbed::sysctl::SysctlOverride;
 
 const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// Address of the kernel's stack at the end of the load.
+const TOOL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);
 const KERNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const TIDEGATE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 3);
 const PREFIX_BITS: u8 = 24;
@@ -41,6 +47,27 @@ pub struct DnsTestbed {
     /// Kind of link that the load generator sends through.
     pub link: LinkKind,
     zone: ZoneFile,
+}
+
+/// Running server, with the settings of the machine that it needs.
+pub struct DnsService {
+    server: Server,
+    _busy_poll: Vec<SysctlOverride>,
+}
+
+impl std::ops::Deref for DnsService {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.server
+    }
+}
+
+impl DnsService {
+    /// Stops the server and returns the counters that Tidegate's server prints on exit.
+    pub fn stop(self) -> Option<serde_json::Value> {
+        self.server.stop()
+    }
 }
 
 /// Measurement at one offered load.
@@ -124,8 +151,10 @@ impl DnsTestbed {
         link: LinkKind,
     ) -> Result<Self, LabError> {
         let zone = ZoneFile::write(names)?;
-        let config =
-            VethConfig { a: Vec::new(), b: vec![format!("{KERNEL_ADDRESS}/{PREFIX_BITS}")] };
+        let config = VethConfig {
+            a: vec![format!("{TOOL_ADDRESS}/{PREFIX_BITS}")],
+            b: vec![format!("{KERNEL_ADDRESS}/{PREFIX_BITS}")],
+        };
         let pair = VethPair::as_on_a_wire(&config)?;
         let setup = Setup {
             folder: zone.folder().to_path_buf(),
@@ -149,19 +178,78 @@ impl DnsTestbed {
         self.zone.write_queries(self.zone.folder())
     }
 
-    /// Starts a server and steers its receive processing to its own core.
+    /// Starts a server whose receive processing is done on its own core: by RPS for kernel sockets,
+    /// by a timer for Knot DNS with XDP.
     ///
     /// # Errors
     /// When the server does not start.
-    pub fn start(&self, kind: ServerKind) -> Result<Server, LabError> {
+    pub fn start(&self, kind: ServerKind) -> Result<DnsService, LabError> {
+        self.start_with(
+            kind,
+            match kind {
+                ServerKind::KnotXdp => ReceiveWork::Timer,
+                _ if kind.is_on_kernel_sockets() => ReceiveWork::Steered,
+                _ => ReceiveWork::Server,
+            },
+        )
+    }
+
+    /// Starts a server with this receive work.
+    ///
+    /// # Errors
+    /// When the server does not start.
+    pub(crate) fn start_with(
+        &self,
+        kind: ServerKind,
+        receive_work: ReceiveWork,
+    ) -> Result<DnsService, LabError> {
+        let end = &self.pair.b;
         if self.can_steer() {
-            self.steer_receive_work(kind)?;
+            ReceiveWork::reset(end)?;
+            // Knot DNS leaves its XDP program attached.
+            end.namespace.ip(&["link", "set", "dev", &end.device, "xdp", "off"])?;
+            let needs_gro = kind.is_on_kernel_sockets() && receive_work.needs_napi();
+            end.ethtool(&["gro", if needs_gro { "on" } else { "off" }])?;
         }
-        let server = Server::start(kind, &self.setup, &self.pair.b)?;
-        if kind == ServerKind::KnotXdp {
-            self.poll_on_server_core()?;
+        let busy_poll = match receive_work {
+            ReceiveWork::BusyPoll if kind != ServerKind::TidegateKernel => program_busy_poll()?,
+            _ => Vec::new(),
+        };
+        let server = Server::start_with(kind, receive_work, &self.setup, end)?;
+        match receive_work {
+            ReceiveWork::Timer => self.poll_on_server_core()?,
+            // Without root the device cannot be set.
+            _ if self.can_steer() => receive_work.place(end, self.setup.core)?,
+            _ => {}
         }
-        Ok(server)
+        Ok(DnsService { server, _busy_poll: busy_poll })
+    }
+
+    /// Runs a packaged program against a server for `seconds`, on the core of the load.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub(crate) fn measure_tool(
+        &self,
+        tool: DnsTool,
+        server: &Server,
+        rate_pps: f64,
+        seconds: f64,
+    ) -> Result<DnsToolRates, LabError> {
+        let run = DnsToolRun {
+            pair: &self.pair,
+            core: self.load_core,
+            source: TOOL_ADDRESS,
+            target: server.target.ip(),
+            queries: &self.write_query_file()?,
+        };
+        // Replies are received on the core of the load.
+        self.pair.a.set_rps(Some(self.load_core))?;
+        let measure = || tool.measure(&run, rate_pps, Duration::from_secs_f64(seconds));
+        match tool {
+            DnsTool::Kxdpgun => self.receive_replies_on_load_core(measure),
+            DnsTool::Dnsperf => measure(),
+        }
     }
 
     /// True if receive processing can be steered to the server's core. Root of a user namespace
@@ -170,27 +258,12 @@ impl DnsTestbed {
         self.link == LinkKind::Xdp
     }
 
-    fn steer_receive_work(&self, kind: ServerKind) -> Result<(), LabError> {
-        let end = &self.pair.b;
-        // On veth the sender's core does the receive processing by default. Kernel sockets: Receive
-        // Packet Steering moves it.
-        end.set_rps(kind.is_on_kernel_sockets().then_some(self.setup.core))?;
-        end.set_deferral(0, 0)?;
-        // Knot DNS leaves its XDP program attached.
-        end.namespace.ip(&["link", "set", "dev", &end.device, "xdp", "off"]).map(drop)
-    }
-
     /// Makes a timer on the server's core poll the device, as a NIC's coalesced interrupt would.
     ///
     /// Needed for XDP sockets without busy polling. RPS does not help there: the XDP program
     /// runs before it.
     fn poll_on_server_core(&self) -> Result<(), LabError> {
-        /// Poll interval in nanoseconds, far shorter than filling the 256 slots of a veth takes.
-        const POLL_EVERY_NS: u64 = 20_000;
-        /// Polls without work before the device enables its interrupt again, which would be
-        /// handled on the sender's core.
-        const NEVER: u32 = i32::MAX as u32;
-        self.pair.b.set_deferral(NEVER, POLL_EVERY_NS)?;
+        ReceiveWork::Timer.place(&self.pair.b, self.setup.core)?;
         // The timer stays on the core of the first poll, which must be the server's: send one
         // packet from that core.
         let core = self.setup.core;

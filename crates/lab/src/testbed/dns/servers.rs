@@ -15,6 +15,7 @@ use crate::error::LabError;
 use crate::testbed::netns::VethEnd;
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
+use crate::testbed::receive_work::ReceiveWork;
 
 /// DNS server to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +60,16 @@ impl ServerKind {
     /// True if the server receives through the kernel's network stack.
     pub fn is_on_kernel_sockets(self) -> bool {
         matches!(self, ServerKind::TidegateKernel | ServerKind::Knot | ServerKind::Nsd)
+    }
+
+    /// Contexts that can do the receive work of the server's device, among which its best is.
+    pub(crate) fn receive_works(self) -> &'static [ReceiveWork] {
+        match self {
+            ServerKind::TidegateXdp | ServerKind::TidegatePacket => &[ReceiveWork::Server],
+            ServerKind::KnotXdp => &[ReceiveWork::Timer, ReceiveWork::Softirq, ReceiveWork::Thread],
+            ServerKind::TidegateKernel => &ReceiveWork::KERNEL,
+            _ => &ReceiveWork::PROGRAMS,
+        }
     }
 
     fn is_tidegate(self) -> bool {
@@ -126,6 +137,16 @@ impl Server {
     /// [`LabError::Missing`] when the server is not installed, [`LabError::Server`] when it exits
     /// or does not answer in time.
     pub fn start(kind: ServerKind, setup: &Setup, end: &VethEnd) -> Result<Self, LabError> {
+        Self::start_with(kind, ReceiveWork::Server, setup, end)
+    }
+
+    /// As [`Server::start`]; Tidegate's server on kernel sockets gets the flags of `receive_work`.
+    pub(crate) fn start_with(
+        kind: ServerKind,
+        receive_work: ReceiveWork,
+        setup: &Setup,
+        end: &VethEnd,
+    ) -> Result<Self, LabError> {
         let has_own_address = matches!(kind, ServerKind::TidegateXdp | ServerKind::TidegatePacket);
         let address = if has_own_address { setup.own_address } else { setup.kernel_address };
         let target = SocketAddr::new(address, PORT);
@@ -134,6 +155,9 @@ impl Server {
             ServerKind::Nsd => nsd(setup, end)?,
             _ => tidegate(kind, setup, end, address)?,
         };
+        if kind == ServerKind::TidegateKernel {
+            command.args(receive_work.serve_flags());
+        }
         let process = ServerProcess::start(kind.name(), &mut command)?;
         let mut server = Self { process, target, detail: String::new() };
         if kind.is_tidegate() {

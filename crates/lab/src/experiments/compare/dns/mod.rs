@@ -13,12 +13,15 @@ use serde_json::{Value, json};
 use tidegate_load::{LinkKind, format_number};
 
 use crate::error::LabError;
+use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::cpu;
 use crate::testbed::dns::servers::{self, ServerKind};
-use crate::testbed::dns::{DnsMeasurement, DnsTestbed};
+use crate::testbed::dns::tools::{DnsTool, DnsToolRates};
+use crate::testbed::dns::{DnsMeasurement, DnsService, DnsTestbed};
 use crate::testbed::netns;
+use crate::testbed::receive_work::ReceiveWork;
 use peak_search::{LoadPoint, PeakSearch};
 use verify::Answers;
 
@@ -70,17 +73,26 @@ impl DnsConfig {
     }
 }
 
-/// Results of one server.
+/// Results of one server with its best receive work.
 struct ServerResults {
     kind: ServerKind,
+    /// Peaks by receive work.
+    first_pass: FirstPass<ReceiveWork>,
     best_offered_pps: f64,
     runs: Vec<DnsMeasurement>,
+    /// Rates by each packaged program, in the order of [`DnsTool::ALL`].
+    tool_runs: [Vec<DnsToolRates>; 2],
     half_load: Option<DnsMeasurement>,
 }
 
 impl ServerResults {
     fn peak_pps(&self) -> f64 {
         median(self.figure_of_runs(|run| run.load.result.answered_pps))
+    }
+
+    /// Median of the answers per second by a packaged program.
+    fn tool_peak_pps(&self, index: usize) -> f64 {
+        median(self.tool_runs[index].iter().map(|rates| rates.answered_pps))
     }
 
     fn figure_of_runs(&self, figure: impl Fn(&DnsMeasurement) -> f64) -> Vec<f64> {
@@ -94,6 +106,7 @@ impl ServerResults {
         let rounded = |value: f64| (value * 10.0).round() / 10.0;
         json!({
             "server": self.kind.name(),
+            "receive_work": self.first_pass.best().kernel_name(),
             "answers_per_s": self.peak_pps().round(),
             "lowest": peaks.iter().copied().fold(f64::INFINITY, f64::min).round(),
             "highest": peaks.iter().copied().fold(0.0, f64::max).round(),
@@ -101,6 +114,8 @@ impl ServerResults {
             "server_core_busy_percent": rounded(median(self.figure_of_runs(|r| r.server_core.busy_percent))),
             "of_it_softirq_percent": rounded(median(self.figure_of_runs(|r| r.server_core.softirq_percent))),
             "load_core_busy_percent": rounded(median(self.figure_of_runs(|r| r.load_core.busy_percent))),
+            "kxdpgun_answers_per_s": self.tool_peak_pps(0).round(),
+            "dnsperf_answers_per_s": self.tool_peak_pps(1).round(),
             "half_load_per_s": half_load.map(|run| run.load.result.sent_pps.round()),
             "half_load_p50_us": latency.map(|latency| rounded(latency.p50_us)),
             "half_load_p99_us": latency.map(|latency| rounded(latency.p99_us)),
@@ -129,20 +144,26 @@ pub fn run(config: &DnsConfig) -> Result<Experiment, LabError> {
     }
     let mut results = Vec::new();
     for &kind in &config.servers {
-        results.push(find_peak(config, &testbed, kind)?);
+        results.push(ServerResults::choose(config, &testbed, kind)?);
     }
     for repeat in 1..=config.repeats {
         for server_results in &mut results {
-            let server = testbed.start(server_results.kind)?;
-            let run =
-                testbed.measure(&server, Some(server_results.best_offered_pps), config.seconds)?;
-            let answered = format_number(run.load.result.answered_pps.round());
-            eprintln!("{:<16} repeat {repeat}: {answered} answers/s", server_results.kind.name());
+            let server = server_results.start(&testbed)?;
+            let offered_pps = server_results.best_offered_pps;
+            let run = testbed.measure(&server, Some(offered_pps), config.seconds)?;
+            let mut line = format_number(run.load.result.answered_pps.round());
             server_results.runs.push(run);
+            for (tool, runs) in DnsTool::ALL.into_iter().zip(&mut server_results.tool_runs) {
+                let rates = testbed.measure_tool(tool, &server, offered_pps, config.seconds)?;
+                let answered = format_number(rates.answered_pps.round());
+                line = format!("{line}, by {} {answered}", tool.name());
+                runs.push(rates);
+            }
+            eprintln!("{:<16} repeat {repeat}: {line} answers/s", server_results.kind.name());
         }
     }
     for server_results in &mut results {
-        let server = testbed.start(server_results.kind)?;
+        let server = server_results.start(&testbed)?;
         server_results.half_load = Some(testbed.measure(
             &server,
             Some(server_results.peak_pps() / 2.0),
@@ -167,6 +188,7 @@ fn check_config(config: &DnsConfig) -> Result<(), LabError> {
         ));
     }
     // Checked first, before minutes are spent on the other servers.
+    DnsTool::check_installed()?;
     for kind in &config.servers {
         match kind {
             ServerKind::Knot | ServerKind::KnotXdp => servers::check_installed("knotd", "knot")?,
@@ -184,10 +206,17 @@ fn describe(config: &DnsConfig, result: &mut Experiment) {
          load generator (AF_XDP, open loop), and a thread on it receives the replies"
     ));
     result.note(format!(
-        "tidegate-xdp: native AF_XDP, busy-polls its veth on core {server}; knot-xdp: native XDP, \
-         a timer on core {server} polls the veth every 20 us, as a coalescing NIC would; kernel \
-         sockets (tidegate-kernel, knot, nsd): RPS moves receive processing to core {server}"
+        "tidegate-xdp: native AF_XDP, busy-polls its veth on core {server}; the others have the \
+         receive work that a search of the peak with each found best, named in the table: softirqs \
+         where Linux puts them, on core {load} (kernel-softirq), RPS to core {server} (kernel-rps), \
+         a NAPI thread there (kernel-thread), the server's own calls (kernel-busy-poll; \
+         net.core.busy_poll for Knot DNS and NSD), a timer on core {server} that polls every 20 us, \
+         as a coalescing NIC would (kernel-timer)"
     ));
+    result.note(
+        "kxdpgun sends the same load by AF_XDP; dnsperf, on kernel sockets, waits for answers, so \
+         its own core limits it",
+    );
     result.note(format!(
         "{} names, one query each, EDNS 1232; {} measurements of {} s at each server's best \
          offered load, servers taking turns; the median counts",
@@ -195,35 +224,64 @@ fn describe(config: &DnsConfig, result: &mut Experiment) {
     ));
 }
 
+impl ServerResults {
+    /// Searches the peak with each receive work, and chooses the best.
+    fn choose(
+        config: &DnsConfig,
+        testbed: &DnsTestbed,
+        kind: ServerKind,
+    ) -> Result<Self, LabError> {
+        let mut peaks = Vec::new();
+        let name = |work: ReceiveWork| work.kernel_name().to_owned();
+        let first_pass =
+            FirstPass::measure(Goal::Highest, kind.receive_works(), name, |receive_work| {
+                let peak = find_peak(config, testbed, kind, receive_work)?;
+                peaks.push((receive_work, peak.offered_pps));
+                Ok(peak.answered_pps)
+            })?;
+        let best = first_pass.best();
+        let offered_pps = peaks.iter().find(|(work, _)| *work == best).map(|(_, pps)| *pps);
+        Ok(Self {
+            kind,
+            first_pass,
+            best_offered_pps: offered_pps.unwrap_or(config.step_pps),
+            runs: Vec::new(),
+            tool_runs: Default::default(),
+            half_load: None,
+        })
+    }
+
+    fn start(&self, testbed: &DnsTestbed) -> Result<DnsService, LabError> {
+        testbed.start_with(self.kind, self.first_pass.best())
+    }
+}
+
 fn find_peak(
     config: &DnsConfig,
     testbed: &DnsTestbed,
     kind: ServerKind,
-) -> Result<ServerResults, LabError> {
-    let server = testbed.start(kind)?;
+    receive_work: ReceiveWork,
+) -> Result<LoadPoint, LabError> {
+    let server = testbed.start_with(kind, receive_work)?;
     if !server.detail.is_empty() {
         eprintln!("{:<16} {}", kind.name(), server.detail);
     }
     let mut search = PeakSearch::new(config.step_pps, config.ceiling_pps);
+    let seconds = (config.seconds / 4.0).clamp(0.2, 0.5);
     while let Some(offered_pps) = search.next_load() {
-        let run = testbed.measure(&server, Some(offered_pps), config.seconds.min(1.0))?;
-        let load = &run.load.result;
-        eprintln!(
-            "{:<16} offered {:>10}/s  answered {:>10}/s  p50 {:>8.1} us  p99 {:>8.1} us  cores: \
-             server {:>3.0} %, load {:>3.0} %{}",
-            kind.name(),
-            format_number(offered_pps),
-            format_number(load.answered_pps.round()),
-            load.latency.p50_us,
-            load.latency.p99_us,
-            run.server_core.busy_percent,
-            run.load_core.busy_percent,
-            if load.generator_behind { "  (generator behind schedule)" } else { "" },
-        );
-        search.record(LoadPoint { offered_pps, answered_pps: load.answered_pps });
+        let run = testbed.measure(&server, Some(offered_pps), seconds)?;
+        search.record(LoadPoint { offered_pps, answered_pps: run.load.result.answered_pps });
     }
-    let best_offered_pps = search.best().map_or(config.step_pps, |best| best.offered_pps);
-    Ok(ServerResults { kind, best_offered_pps, runs: Vec::new(), half_load: None })
+    let lowest = LoadPoint { offered_pps: config.step_pps, answered_pps: 0.0 };
+    let best = search.best().unwrap_or(lowest);
+    eprintln!(
+        "{:<16} {:<22} best {:>10} answers/s at {:>10}/s offered",
+        kind.name(),
+        receive_work.kernel_name(),
+        format_number(best.answered_pps.round()),
+        format_number(best.offered_pps),
+    );
+    Ok(best)
 }
 
 fn verify_answers(
@@ -233,7 +291,8 @@ fn verify_answers(
 ) -> Result<(), LabError> {
     let answers_of = |kind: ServerKind| -> Result<Answers, LabError> {
         eprintln!("{:<16} querying all {} names", kind.name(), config.names);
-        verify::collect(testbed, &testbed.start(kind)?)
+        let server = testbed.start(kind)?;
+        verify::collect(testbed, &server)
     };
     let expected = answers_of(ServerKind::Nsd)?;
     let mut wrong = 0;
@@ -256,9 +315,12 @@ fn verify_answers(
 }
 
 /// Columns of the printed table; the JSON has more.
-const COLUMNS: [&str; 8] = [
+const COLUMNS: [&str; 11] = [
     "server",
+    "receive_work",
     "answers_per_s",
+    "kxdpgun_answers_per_s",
+    "dnsperf_answers_per_s",
     "lowest",
     "highest",
     "offered_per_s",
@@ -268,23 +330,25 @@ const COLUMNS: [&str; 8] = [
 ];
 
 fn conclude(results: &[ServerResults], result: &mut Experiment) {
-    let peak = |kind| {
-        results
-            .iter()
-            .find(|server_results| server_results.kind == kind)
-            .map(ServerResults::peak_pps)
-    };
-    if let Some(tidegate) = peak(ServerKind::TidegateXdp) {
-        result.figure("tidegate_qps", tidegate.round());
+    let of = |kind| results.iter().find(|one| one.kind == kind);
+    if let Some(tidegate) = of(ServerKind::TidegateXdp) {
+        result.figure("tidegate_qps", tidegate.peak_pps().round());
         let ratios = [
             ("qps_ratio", ServerKind::TidegateKernel),
             ("knot_xdp_ratio", ServerKind::KnotXdp),
             ("knot_ratio", ServerKind::Knot),
             ("nsd_ratio", ServerKind::Nsd),
         ];
-        for (name, kind) in ratios {
-            if let Some(other) = peak(kind).filter(|other| *other > 0.0) {
-                result.figure(name, round_to_thousandths(tidegate / other));
+        for (name, other) in ratios.into_iter().filter_map(|(name, kind)| Some((name, of(kind)?))) {
+            let peak_pps = other.peak_pps();
+            let ratio = tidegate.peak_pps() / peak_pps.max(1.0);
+            result.compare_with_best(name, ratio, other.first_pass.rows(peak_pps));
+            for (index, tool) in DnsTool::ALL.into_iter().enumerate() {
+                if !other.tool_runs[index].is_empty() {
+                    let rates = [tidegate, other].map(|one| one.tool_peak_pps(index));
+                    let figure = format!("{name}_{}", tool.name());
+                    result.figure(&figure, round_to_thousandths(rates[0] / rates[1].max(1.0)));
+                }
             }
         }
     }
@@ -324,7 +388,15 @@ mod tests {
         let found = |kind, rates: [f64; 3]| ServerResults {
             kind,
             best_offered_pps: 1.0,
+            first_pass: FirstPass::measure(
+                Goal::Highest,
+                kind.receive_works(),
+                |work| work.kernel_name().to_owned(),
+                |_| Ok(1.0),
+            )
+            .unwrap(),
             runs: rates.map(run).into(),
+            tool_runs: Default::default(),
             half_load: None,
         };
         let all = [

@@ -18,7 +18,7 @@ use crate::report::experiment::Experiment;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::cpu;
 use crate::testbed::flood::{
-    FloodSource, FloodTestbed, GoodputMeter, KERNEL_ADDRESS, PREFIX_BITS, ReceiveWork, Receiver,
+    FloodSource, FloodTestbed, GoodputMeter, KERNEL_ADDRESS, PREFIX_BITS, Receiver,
     TIDEGATE_ADDRESS,
 };
 use crate::testbed::folder;
@@ -26,6 +26,7 @@ use crate::testbed::load::flood::Flood;
 use crate::testbed::netns;
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
+use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::test_case::SERVICE_PORT;
 pub use search::{Search, SearchGoal};
 

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::ProtectConfig;
 use crate::error::LabError;
 use crate::testbed::client::{Client, RequestKind, answered_share};
-use crate::testbed::dns::servers::{Server, ServerKind, check_installed};
+use crate::testbed::dns::servers::{Server, ServerKind};
+use crate::testbed::dns::tools::{DnsTool, DnsToolRun};
 use crate::testbed::flood::{CLIENT_ADDRESS, FloodSource, FloodTestbed, LOAD_ADDRESS, Receiver};
 use crate::testbed::folder;
-use crate::testbed::netns::run_to_end;
 use crate::testbed::test_case::{EchoService, FloodedServer, Transport, Zone};
 
 /// Work per request in nanoseconds.
@@ -30,8 +30,6 @@ const LOAD_FACTORS: [f64; 4] = [1.0, 2.0, 5.0, 10.0];
 const LEARNING_TIME: Duration = Duration::from_millis(3_000);
 /// Time of a load before its measurement.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Time in which a DNS tool starts to send.
-const TOOL_START_TIME: Duration = Duration::from_millis(1_200);
 /// Flag that turns admission on.
 const ADMISSION: &str = "--admission";
 
@@ -40,10 +38,8 @@ const ADMISSION: &str = "--admission";
 enum Sources {
     /// Unknown sources, alone or beside a known client.
     Unknown { count: u32, known_client: bool },
-    /// kxdpgun of Knot DNS, with one address.
-    Kxdpgun,
-    /// dnsperf of DNS-OARC, with one address.
-    Dnsperf,
+    /// A packaged program with one address.
+    Tool(DnsTool),
 }
 
 /// One run: packets offered and served per second.
@@ -66,14 +62,13 @@ pub(super) fn run(
     config: &ProtectConfig,
     testbed: &FloodTestbed,
 ) -> Result<Vec<ConserveCell>, LabError> {
-    check_installed("kxdpgun", "knot-dnsutils")?;
-    check_installed("dnsperf", "dnsperf")?;
+    DnsTool::check_installed()?;
     let capacity_pps = measure_capacity(config, testbed)?;
     let zone = Zone::write()?;
     let counts = if config.is_quick() { &SOURCE_COUNTS[..1] } else { &SOURCE_COUNTS[..] };
     let unknown =
         |known_client| counts.iter().map(move |&count| Sources::Unknown { count, known_client });
-    let rows = unknown(false).chain(unknown(true)).chain([Sources::Kxdpgun, Sources::Dnsperf]);
+    let rows = unknown(false).chain(unknown(true)).chain(DnsTool::ALL.map(Sources::Tool));
     let mut cells = Vec::new();
     for sources in rows {
         for repeat in 1..=config.repeats {
@@ -82,7 +77,7 @@ pub(super) fn run(
                     let server = UnknownSourcesCase { count, known_client, admission };
                     server.measure(config, testbed, capacity_pps)
                 }
-                tool => measure_tool(tool, config, testbed, &zone, admission),
+                Sources::Tool(tool) => measure_tool(tool, config, testbed, &zone, admission),
             };
             let (with, without) = (measure(true)?, measure(false)?);
             for ((factor, with), (_, without)) in with.into_iter().zip(without) {
@@ -210,7 +205,7 @@ impl UnknownSourcesCase {
 /// Measures a DNS server with a tool as its only source. dnsperf waits for answers, so it has one
 /// load of its own.
 fn measure_tool(
-    tool: Sources,
+    tool: DnsTool,
     config: &ProtectConfig,
     testbed: &FloodTestbed,
     zone: &Zone,
@@ -220,14 +215,22 @@ fn measure_tool(
     let mut setup = zone.setup(folder.path(), testbed);
     setup.flags.extend(admission.then(|| ADMISSION.to_owned()));
     let queries = zone.write_queries(folder.path())?;
-    let queries = queries.display().to_string();
-    let factors = if tool == Sources::Kxdpgun { &LOAD_FACTORS[..] } else { &LOAD_FACTORS[..1] };
+    let factors = if tool == DnsTool::Kxdpgun { &LOAD_FACTORS[..] } else { &LOAD_FACTORS[..1] };
     let mut runs = Vec::new();
     for &factor in factors {
         testbed.prepare(Receiver::Server)?;
         let server = Server::start(ServerKind::TidegateXdp, &setup, &testbed.pair.b)?;
-        let run = run_tool(tool, factor, config, testbed, &server, &queries)?;
-        runs.push((factor, run));
+        let run = DnsToolRun {
+            pair: &testbed.pair,
+            core: config.load_core,
+            source: CLIENT_ADDRESS,
+            target: server.target.ip(),
+            queries: &queries,
+        };
+        let measured = Duration::from_secs_f64(config.seconds);
+        let rates = tool.measure(&run, factor * DNS_CAPACITY_PPS, measured)?;
+        let (offered_pps, served_pps) = (rates.sent_pps, rates.answered_pps);
+        runs.push((factor, ConserveRun { offered_pps, served_pps, known_answered: None }));
     }
     Ok(runs)
 }
@@ -236,47 +239,6 @@ fn measure_tool(
 /// kxdpgun are multiples of it, as far as kxdpgun makes them.
 const DNS_CAPACITY_PPS: f64 = 200_000.0;
 
-fn run_tool(
-    tool: Sources,
-    factor: f64,
-    config: &ProtectConfig,
-    testbed: &FloodTestbed,
-    server: &Server,
-    queries: &str,
-) -> Result<ConserveRun, LabError> {
-    let (a, b) = (&testbed.pair.a, &testbed.pair.b);
-    let measured = Duration::from_secs_f64(config.seconds);
-    let seconds = (TOOL_START_TIME + measured).as_secs_f64().ceil() + 1.0;
-    let address = server.target.ip().to_string();
-    let name = tool.name();
-    let mut command = a.namespace.command_on_core(config.load_core, &name);
-    if tool == Sources::Kxdpgun {
-        command.args(["-t", &format!("{seconds:.0}"), "-b", "10", "-i", queries]);
-        command.args(["-Q", &format!("{:.0}", factor * DNS_CAPACITY_PPS)]);
-        command.args(["-F", &config.load_core.to_string(), "-I", &a.device]);
-        command.args(["-l", &CLIENT_ADDRESS.to_string(), &address]);
-    } else {
-        command.args(["-s", &address, "-d", queries, "-l", &format!("{seconds:.0}"), "-q", "1000"]);
-    }
-    let reading = || -> Result<(u64, u64), LabError> { Ok((a.tx_packets()?, b.tx_packets()?)) };
-    let output = thread::scope(|scope| {
-        let tool = scope.spawn(|| run_to_end(&mut command, "knot-dnsutils dnsperf"));
-        thread::sleep(TOOL_START_TIME);
-        let before = reading();
-        thread::sleep(measured);
-        let after = reading();
-        tool.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        Ok::<_, LabError>((before?, after?))
-    })?;
-    let ((sent, answered), (sent_then, answered_then)) = output;
-    let per_second = |packets: u64| packets as f64 / measured.as_secs_f64();
-    Ok(ConserveRun {
-        offered_pps: per_second(sent_then - sent),
-        served_pps: per_second(answered_then - answered),
-        known_answered: None,
-    })
-}
-
 impl Sources {
     fn name(self) -> String {
         match self {
@@ -284,8 +246,7 @@ impl Sources {
                 let known = if known_client { " and a known client" } else { "" };
                 format!("{count} source{}{known}", if count == 1 { "" } else { "s" })
             }
-            Self::Kxdpgun => "kxdpgun".into(),
-            Self::Dnsperf => "dnsperf".into(),
+            Self::Tool(tool) => tool.name().into(),
         }
     }
 }
