@@ -226,7 +226,7 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     };
     let mut results = Vec::new();
     for case in Case::all() {
-        let seconds = config.seconds.min(FIRST_PASS_SECONDS);
+        let seconds = (config.seconds / 4.0).clamp(0.25, FIRST_PASS_SECONDS);
         let rate = |server_kind| {
             measure(case, server_kind, seconds, "first pass").map(|run| case.gbps(&run))
         };

@@ -72,9 +72,11 @@ pub fn run(config: &TcpLabConfig, quick: bool) -> Result<Experiment, LabError> {
     let testbed = FloodTestbed::new(server_core, load_core)?;
     let neighbours: &[usize] = if quick { &[1, 4] } else { &NEIGHBOURS };
     let mut cases = Vec::new();
+    let stacks = if quick { &StackKind::kernel()[2..] } else { &StackKind::kernel()[..] };
     for application in APPLICATIONS {
         for &neighbours in neighbours {
-            cases.push(Case::choose_kernel(application, neighbours, &testbed, config.seconds)?);
+            let choose = Case::choose_kernel;
+            cases.push(choose(application, neighbours, stacks, &testbed, config.seconds)?);
         }
     }
     for repeat in 1..=config.repeats {
@@ -99,10 +101,11 @@ impl Case {
     fn choose_kernel(
         application: Application,
         neighbours: usize,
+        stacks: &[StackKind],
         testbed: &FloodTestbed,
         seconds: f64,
     ) -> Result<Self, LabError> {
-        let measured = StackKind::kernel().into_iter().map(|stack| {
+        let measured = stacks.iter().map(|&stack| {
             let mut row = Row::new(application, stack, neighbours);
             row.measure_rates(testbed, seconds.min(FIRST_PASS_SECONDS))?;
             eprintln!("first pass: {}", row.describe());
@@ -112,7 +115,7 @@ impl Case {
         let first_pass = |index| {
             FirstPass::measure(
                 Goal::Highest,
-                &StackKind::kernel(),
+                stacks,
                 |stack| stack.name().to_owned(),
                 |stack| {
                     let row = measured.iter().find(|row| row.stack == stack);

@@ -246,7 +246,7 @@ fn measure(
     let mut results = Vec::new();
     for point in scenario.points(config.full) {
         let measured = ServerKind::KERNEL.into_iter().map(|server_kind| {
-            let seconds = config.seconds.min(FIRST_PASS_SECONDS);
+            let seconds = (config.seconds / 4.0).clamp(0.25, FIRST_PASS_SECONDS);
             Ok((server_kind, measure_point(point, server_kind, seconds, "first pass")?))
         });
         let measured = measured.collect::<Result<Vec<_>, LabError>>()?;

@@ -247,7 +247,13 @@ impl DnsTestbed {
         self.pair.a.set_rps(Some(self.load_core))?;
         let measure = || tool.measure(&run, rate_pps, Duration::from_secs_f64(seconds));
         match tool {
-            DnsTool::Kxdpgun => self.receive_replies_on_load_core(measure),
+            DnsTool::Kxdpgun => {
+                let rates = self.receive_replies_on_load_core(measure);
+                // kxdpgun leaves its XDP program attached.
+                let a = &self.pair.a;
+                a.namespace.ip(&["link", "set", "dev", &a.device, "xdp", "off"])?;
+                rates
+            }
             DnsTool::Dnsperf => measure(),
         }
     }

@@ -266,7 +266,8 @@ fn find_peak(
     if !server.detail.is_empty() {
         eprintln!("{:<16} {}", kind.name(), server.detail);
     }
-    let mut search = PeakSearch::new(config.step_pps, config.ceiling_pps);
+    // Coarse: the best of many ways is sought, not the last percent.
+    let mut search = PeakSearch::new(2.0 * config.step_pps, config.ceiling_pps);
     let seconds = (config.seconds / 4.0).clamp(0.2, 0.5);
     while let Some(offered_pps) = search.next_load() {
         let run = testbed.measure(&server, Some(offered_pps), seconds)?;
