@@ -190,7 +190,9 @@ impl FloodTestbed {
         receive_work: ReceiveWork,
     ) -> Result<Flood, LabError> {
         let end = &self.pair.b;
-        ReceiveWork::reset(end)?;
+        // The server's own settings stay. The kernel keeps threaded NAPI across NAPI contexts, so a
+        // new context may still have the thread of the previous one. The call fails without one.
+        let _ = end.set_softirq_napi();
         match receive_work {
             ReceiveWork::Timer => self.receive_by_timer(&frames[..1])?,
             work => work.place(end, self.server_core)?,
