@@ -7,7 +7,6 @@ use tidegate_lab::experiments::rivera::receive_queues;
 
 use super::PlotOutput;
 use crate::Failure;
-use crate::output::log;
 
 /// Flags of `lab receive-queues`.
 #[derive(Args)]
@@ -60,7 +59,7 @@ impl ReceiveQueuesLab {
         config.schemes = self.schemes;
         config.time_limit = Duration::try_from_secs_f64(self.cut_off)
             .map_err(|error| format!("--cut-off {}: {error}", self.cut_off))?;
-        let result = receive_queues::run(&config, &mut |progress| log(format_args!("{progress}")))?;
+        let result = receive_queues::run(&config)?;
         self.output.write(&result)
     }
 }

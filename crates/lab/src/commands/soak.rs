@@ -2,10 +2,10 @@
 
 use clap::Args;
 use tidegate_lab::experiments::faults::soak;
+use tidegate_lab::report::Progress;
 
 use super::Output;
 use crate::Failure;
-use crate::output::log;
 
 /// Flags of `lab soak`.
 #[derive(Args)]
@@ -39,7 +39,9 @@ impl SoakLab {
             corruption: self.faults,
             ..soak::SoakConfig::default()
         };
-        let report = soak::run(&config, &mut |progress| log(format_args!("{progress}")))?;
+        let progress = Progress::new(config.seconds.ceil() as usize);
+        let report = soak::run(&config, &mut |second| progress.step(second))?;
+        drop(progress);
         self.output.write(&(&report).into())?;
         if report.unaccounted != 0 || report.frames_missing != 0 {
             return Err("packets or buffers are unaccounted for".into());

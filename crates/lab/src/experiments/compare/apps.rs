@@ -9,6 +9,7 @@ use tidegate_load::{TcpLoadConfig, TcpLoadReport, load_tcp};
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::apps::application::Application;
 use crate::testbed::apps::packaged_load;

@@ -6,6 +6,7 @@ use tidegate_load::{Exchange, LinkKind, TcpLoadConfig};
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{

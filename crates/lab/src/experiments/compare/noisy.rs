@@ -79,10 +79,11 @@ pub fn run(config: &TcpLabConfig, quick: bool) -> Result<Experiment, LabError> {
             cases.push(choose(application, neighbours, stacks, &testbed, config.seconds)?);
         }
     }
+    let progress = Progress::new(rows.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for row in cases.iter_mut().flat_map(|case| &mut case.rows) {
             row.measure(&testbed, config.seconds)?;
-            eprintln!("{repeat} of {}: {}", config.repeats, row.describe());
+            progress.step(format_args!("{repeat} of {}: {}", config.repeats, row.describe()));
         }
     }
     Ok(report(config, &cases))

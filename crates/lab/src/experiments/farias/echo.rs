@@ -8,6 +8,7 @@ use tidegate_load::{LinkKind, TcpLoadConfig};
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores};
@@ -267,6 +268,7 @@ fn measure(
             rows: server_kinds.into_iter().map(row).collect(),
         });
     }
+    let progress = Progress::new(rows.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for row in results.iter_mut().flat_map(|results| &mut results.rows) {
             let label = repeat.to_string();

@@ -15,6 +15,7 @@ use crate::experiments::goodput_curve::{GoodputCurve, LoadStep};
 use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::stats::round_to_thousandths;
 use crate::testbed::cpu;
 use crate::testbed::dns::servers::ServerKind;
@@ -240,6 +241,7 @@ pub fn run(config: &LivelockConfig) -> Result<Experiment, LabError> {
         .into_iter()
         .map(|test_case| CaseResult { test_case, curve: GoodputCurve::with_loads(loads()) })
         .collect();
+    let progress = Progress::new(results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for case_result in &mut results {
             let CaseResult { test_case, curve } = case_result;
@@ -274,12 +276,12 @@ fn sweep_loads(
     Ok(())
 }
 
-fn print_progress(repeat: usize, case_result: &CaseResult) {
-    eprintln!(
+fn report_step(progress: &Progress, repeat: usize, case_result: &CaseResult) {
+    progress.step(format_args!(
         "{repeat} {:<36}  {} k/s",
         describe_case(case_result.test_case),
         case_result.curve.format_last_runs()
-    );
+    ));
 }
 
 fn describe(config: &LivelockConfig, result: &mut Experiment) {

@@ -15,6 +15,7 @@ use tidegate_load::{LinkKind, format_number};
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::cpu;
 use crate::testbed::dns::servers::{self, ServerKind};
@@ -70,6 +71,17 @@ impl DnsConfig {
     #[must_use]
     pub fn quick(self) -> Self {
         Self { seconds: 0.5, repeats: 3, ..self }
+    }
+
+    /// Servers whose answers are compared with NSD's.
+    fn verified_servers(&self) -> impl Iterator<Item = ServerKind> {
+        let tidegate = [ServerKind::TidegateXdp, ServerKind::TidegateKernel];
+        tidegate.into_iter().filter(|kind| self.verify && self.servers.contains(kind))
+    }
+
+    /// Comparisons of answers, and for each server the search, the repeats and half the load.
+    fn steps(&self) -> usize {
+        self.verified_servers().count() + self.servers.len() * (self.repeats + 2)
     }
 }
 
@@ -139,8 +151,9 @@ pub fn run(config: &DnsConfig) -> Result<Experiment, LabError> {
         DnsTestbed::new(config.names, config.server_core, config.load_core, LinkKind::Xdp)?;
     let mut result = Experiment::new("dns");
     describe(config, &mut result);
+    let progress = Progress::new(config.steps());
     if config.verify {
-        verify_answers(config, &testbed, &mut result)?;
+        verify_answers(config, &testbed, &progress, &mut result)?;
     }
     let mut results = Vec::new();
     for &kind in &config.servers {
@@ -169,6 +182,7 @@ pub fn run(config: &DnsConfig) -> Result<Experiment, LabError> {
             Some(server_results.peak_pps() / 2.0),
             config.seconds,
         )?);
+        progress.step(format_args!("{:<16} half load", server_results.kind.name()));
     }
     conclude(&results, &mut result);
     Ok(result)
@@ -259,12 +273,13 @@ impl ServerResults {
 fn find_peak(
     config: &DnsConfig,
     testbed: &DnsTestbed,
+    progress: &Progress,
     kind: ServerKind,
     receive_work: ReceiveWork,
 ) -> Result<LoadPoint, LabError> {
     let server = testbed.start_with(kind, receive_work)?;
     if !server.detail.is_empty() {
-        eprintln!("{:<16} {}", kind.name(), server.detail);
+        progress.line(format_args!("{:<16} {}", kind.name(), server.detail));
     }
     // Coarse: the best of many ways is sought, not the last percent.
     let mut search = PeakSearch::new(2.0 * config.step_pps, config.ceiling_pps);
@@ -288,6 +303,7 @@ fn find_peak(
 fn verify_answers(
     config: &DnsConfig,
     testbed: &DnsTestbed,
+    progress: &Progress,
     result: &mut Experiment,
 ) -> Result<(), LabError> {
     let answers_of = |kind: ServerKind| -> Result<Answers, LabError> {
@@ -297,10 +313,13 @@ fn verify_answers(
     };
     let expected = answers_of(ServerKind::Nsd)?;
     let mut wrong = 0;
-    let tidegate = [ServerKind::TidegateXdp, ServerKind::TidegateKernel];
-    for kind in tidegate.into_iter().filter(|kind| config.servers.contains(kind)) {
+    for kind in config.verified_servers() {
         let comparison = verify::compare_all(&expected, &answers_of(kind)?);
-        eprintln!("{:<16} {} answers are wrong", kind.name(), comparison.wrong_count());
+        progress.step(format_args!(
+            "{:<16} {} answers are wrong",
+            kind.name(),
+            comparison.wrong_count()
+        ));
         result.note(format!(
             "{}: {} answers compared with NSD's, {} different, {} missing",
             kind.name(),
