@@ -20,6 +20,7 @@ mod receive_queues;
 mod receive_trace;
 mod router;
 mod soak;
+pub(crate) mod summary;
 mod sweep;
 mod tcp;
 

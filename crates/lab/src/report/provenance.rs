@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use std::{env, fs};
+use std::{env, fmt, fs};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tidegate_program::BUILD_ID;
 
 use crate::report::Experiment;
@@ -36,7 +36,7 @@ pub struct Provenance {
 }
 
 /// Description of the machine of a run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MachineDescription {
     /// Number of cores that this process may use.
     pub cores: usize,
@@ -139,6 +139,14 @@ impl MachineDescription {
             memory_bytes: memory_kib * 1024,
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         }
+    }
+}
+
+impl fmt::Display for MachineDescription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cores, cpu, memory_bytes, kernel } = self;
+        let memory_gib = (*memory_bytes as f64 / f64::from(1 << 30)).round();
+        write!(f, "{cores} cores of {cpu}, {memory_gib} GiB of memory, Linux {kernel}")
     }
 }
 
