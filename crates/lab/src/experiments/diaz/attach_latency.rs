@@ -109,6 +109,14 @@ impl Default for AttachLatencyConfig {
     }
 }
 
+impl AttachLatencyConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { round_trips: 20_000, messages: 500_000, repeats: 1 }
+    }
+}
+
 /// Divisor of the number of one-way messages for the kernel's transports: each message costs a
 /// system call there, and fewer messages give the same result.
 const KERNEL_MESSAGES_DIVISOR: u64 = 10;

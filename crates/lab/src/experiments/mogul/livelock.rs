@@ -167,10 +167,14 @@ impl KernelChoices {
         zone: Option<&Zone>,
     ) -> Result<Self, LabError> {
         let name = |work: ReceiveWork| work.kernel_name().to_owned();
+        let progress = Progress::of_part("first pass", Self::steps(config));
         let measure = |test_case| {
             let goodput_pps = measure_max_load(config, testbed, zone, test_case)?;
             let way = test_case.receive_work().kernel_name();
-            eprintln!("first pass {:<26} {way:<22} {goodput_pps:>9.0}/s", describe_case(test_case));
+            progress.step(format_args!(
+                "first pass {:<26} {way:<22} {goodput_pps:>9.0}/s",
+                describe_case(test_case)
+            ));
             Ok(goodput_pps)
         };
         let services = config.work_ns.iter().filter(|_| config.carriers.is_empty());
@@ -188,6 +192,13 @@ impl KernelChoices {
             Ok((kind, pass))
         });
         Ok(Self { services, dns: dns.collect::<Result<Vec<_>, LabError>>()? })
+    }
+
+    /// Measurements of the first pass.
+    fn steps(config: &LivelockConfig) -> usize {
+        let works = if config.carriers.is_empty() { config.work_ns.len() } else { 0 };
+        let ways = config.dns.iter().map(|kind| kind.receive_works().len());
+        works * ReceiveWork::KERNEL.len() + ways.filter(|&ways| ways > 1).sum::<usize>()
     }
 
     fn for_work(&self, work_ns: u64) -> Option<&FirstPass<ReceiveWork>> {
@@ -246,7 +257,7 @@ pub fn run(config: &LivelockConfig) -> Result<Experiment, LabError> {
         for case_result in &mut results {
             let CaseResult { test_case, curve } = case_result;
             sweep_loads(config, &testbed, zone.as_ref(), *test_case, curve)?;
-            print_progress(repeat, case_result);
+            report_step(&progress, repeat, case_result);
         }
     }
     let mut result = Experiment::new("livelock");

@@ -70,7 +70,7 @@ impl DnsConfig {
     /// Shorter measurements and fewer repeats, for a quick run.
     #[must_use]
     pub fn quick(self) -> Self {
-        Self { seconds: 0.5, repeats: 3, ..self }
+        Self { seconds: 0.5, repeats: 1, step_pps: 200_000.0, ..self }
     }
 
     /// Servers whose answers are compared with NSD's.
@@ -79,9 +79,10 @@ impl DnsConfig {
         tidegate.into_iter().filter(|kind| self.verify && self.servers.contains(kind))
     }
 
-    /// Comparisons of answers, and for each server the search, the repeats and half the load.
+    /// Comparisons of answers, and for each server its searches, the repeats and half the load.
     fn steps(&self) -> usize {
-        self.verified_servers().count() + self.servers.len() * (self.repeats + 2)
+        let searches = self.servers.iter().map(|kind| kind.receive_works().len()).sum::<usize>();
+        self.verified_servers().count() + searches + self.servers.len() * (self.repeats + 1)
     }
 }
 
@@ -157,7 +158,7 @@ pub fn run(config: &DnsConfig) -> Result<Experiment, LabError> {
     }
     let mut results = Vec::new();
     for &kind in &config.servers {
-        results.push(ServerResults::choose(config, &testbed, kind)?);
+        results.push(ServerResults::choose(config, &testbed, &progress, kind)?);
     }
     for repeat in 1..=config.repeats {
         for server_results in &mut results {
@@ -172,7 +173,10 @@ pub fn run(config: &DnsConfig) -> Result<Experiment, LabError> {
                 line = format!("{line}, by {} {answered}", tool.name());
                 runs.push(rates);
             }
-            eprintln!("{:<16} repeat {repeat}: {line} answers/s", server_results.kind.name());
+            progress.step(format_args!(
+                "{:<16} repeat {repeat}: {line} answers/s",
+                server_results.kind.name()
+            ));
         }
     }
     for server_results in &mut results {
@@ -243,13 +247,14 @@ impl ServerResults {
     fn choose(
         config: &DnsConfig,
         testbed: &DnsTestbed,
+        progress: &Progress,
         kind: ServerKind,
     ) -> Result<Self, LabError> {
         let mut peaks = Vec::new();
         let name = |work: ReceiveWork| work.kernel_name().to_owned();
         let first_pass =
             FirstPass::measure(Goal::Highest, kind.receive_works(), name, |receive_work| {
-                let peak = find_peak(config, testbed, kind, receive_work)?;
+                let peak = find_peak(config, testbed, progress, kind, receive_work)?;
                 peaks.push((receive_work, peak.offered_pps));
                 Ok(peak.answered_pps)
             })?;
@@ -290,13 +295,13 @@ fn find_peak(
     }
     let lowest = LoadPoint { offered_pps: config.step_pps, answered_pps: 0.0 };
     let best = search.best().unwrap_or(lowest);
-    eprintln!(
+    progress.step(format_args!(
         "{:<16} {:<22} best {:>10} answers/s at {:>10}/s offered",
         kind.name(),
         receive_work.kernel_name(),
         format_number(best.answered_pps.round()),
-        format_number(best.offered_pps),
-    );
+        format_number(best.offered_pps)
+    ));
     Ok(best)
 }
 
@@ -307,7 +312,7 @@ fn verify_answers(
     result: &mut Experiment,
 ) -> Result<(), LabError> {
     let answers_of = |kind: ServerKind| -> Result<Answers, LabError> {
-        eprintln!("{:<16} querying all {} names", kind.name(), config.names);
+        progress.line(format_args!("{:<16} querying all {} names", kind.name(), config.names));
         let server = testbed.start(kind)?;
         verify::collect(testbed, &server)
     };

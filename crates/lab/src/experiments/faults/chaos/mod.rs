@@ -56,6 +56,14 @@ impl Default for ChaosConfig {
     }
 }
 
+impl ChaosConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { kills: 100, seconds: 0.5, repeats: 1, ..self }
+    }
+}
+
 /// Runs all parts of the experiment.
 ///
 /// # Errors

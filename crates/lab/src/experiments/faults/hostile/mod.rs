@@ -85,6 +85,14 @@ impl Default for HostileConfig {
     }
 }
 
+impl HostileConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { trials: 10, seconds: 1.0, repeats: 1, ..self }
+    }
+}
+
 /// Result of one part.
 struct AttackResult {
     /// Figures by name.

@@ -88,6 +88,14 @@ impl Default for ConcurrentReadsConfig {
     }
 }
 
+impl ConcurrentReadsConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { units: 100_000, calls: 3_000_000, runs: 1, ..self }
+    }
+}
+
 const MAX_THREADS: usize = 1024;
 
 impl ConcurrentReadsConfig {

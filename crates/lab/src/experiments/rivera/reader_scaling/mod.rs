@@ -84,7 +84,7 @@ impl Default for ReaderScalingConfig {
             work_ns: vec![0, 1_000, 5_000],
             loads_pps: vec![150e3, 250e3, 400e3, 600e3, 900e3],
             seconds: 0.4,
-            repeats: 5,
+            repeats: 3,
             placements: CorePlacement::ALL.into(),
             server_core: 1,
             load_core: 0,
@@ -96,7 +96,14 @@ impl ReaderScalingConfig {
     /// Reduces loads, times and repetitions for a quick run.
     #[must_use]
     pub fn quick(self) -> Self {
-        Self { loads_pps: vec![200e3, 400e3], seconds: 0.2, repeats: 1, ..self }
+        Self {
+            readers: vec![1, 2, 4],
+            work_ns: vec![0, 5_000],
+            loads_pps: vec![200e3, 400e3],
+            seconds: 0.2,
+            repeats: 1,
+            ..self
+        }
     }
 }
 

@@ -47,9 +47,9 @@ impl Default for ReceiveQueuesConfig {
         Self {
             packets_per_reader: 1_000_000,
             runs: 5,
-            producers: (1..=4).collect(),
-            readers: (1..=10).collect(),
-            symmetric: (1..=10).collect(),
+            producers: Vec::new(),
+            readers: Vec::new(),
+            symmetric: vec![1, 4, 10],
             schemes: Vec::new(),
             time_limit: Duration::from_secs(25),
         }
@@ -57,15 +57,19 @@ impl Default for ReceiveQueuesConfig {
 }
 
 impl ReceiveQueuesConfig {
-    /// Reduces the cases to those that the figures need, with fewer packets, for a quick run.
+    /// Fewer packets and runs, for a quick run.
     #[must_use]
     pub fn quick(self) -> Self {
+        Self { packets_per_reader: MIN_RELIABLE_PACKETS, runs: 3, ..self }
+    }
+
+    /// All numbers of producers and readers of the paper, instead of those of the figures.
+    #[must_use]
+    pub fn long(self) -> Self {
         Self {
-            packets_per_reader: MIN_RELIABLE_PACKETS,
-            runs: 3,
-            producers: Vec::new(),
-            readers: Vec::new(),
-            symmetric: vec![1, 4, 10],
+            producers: (1..=4).collect(),
+            readers: (1..=10).collect(),
+            symmetric: (1..=10).collect(),
             ..self
         }
     }

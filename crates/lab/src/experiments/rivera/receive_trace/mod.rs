@@ -31,6 +31,14 @@ impl Default for ReceiveTraceConfig {
     }
 }
 
+impl ReceiveTraceConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { packets: 2_000, ..self }
+    }
+}
+
 /// Packets in a burst: the number that waits when the reader starts.
 const BURST_PACKETS: usize = 32;
 const MAX_PACKETS: usize = 1_000_000;
