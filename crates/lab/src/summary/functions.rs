@@ -19,6 +19,7 @@ pub(super) fn add(environment: &mut Environment<'_>) {
     environment.add_function("row", row);
     environment.add_function("rows", rows);
     environment.add_function("best", best);
+    environment.add_function("kernel_best", kernel_best);
 }
 
 /// An integer with separators: 388,123.
@@ -51,7 +52,7 @@ fn percent(ratio: f64, digits: Option<usize>) -> String {
     let value = ratio * 100.0;
     let distance = value.abs().min((100.0 - value).abs());
     let digits = digits.unwrap_or(match distance {
-        0.0 | 10.0.. => 0,
+        ..0.005 | 10.0.. => 0,
         0.1.. => 1,
         _ => 2,
     });
@@ -111,6 +112,18 @@ fn best(result: Value, key: &str, wanted: Kwargs) -> Result<f64, Error> {
     Ok(best)
 }
 
+/// Figure of the kernel at its best, to which a ratio refers.
+fn kernel_best(result: Value, figure: &str) -> Result<Value, Error> {
+    for comparison in result.get_attr("comparisons")?.try_iter()? {
+        if comparison.get_attr("figure")?.as_str() == Some(figure) {
+            let rows = comparison.get_attr("kernel_rows")?;
+            return rows.get_item(&comparison.get_attr("kernel_best")?);
+        }
+    }
+    let experiment = result.get_attr("experiment")?;
+    Err(failed(format!("{experiment} does not compare {figure} with the kernel")))
+}
+
 fn failed(message: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
 }
@@ -126,7 +139,7 @@ mod tests {
         assert_eq!((million(3.94e6), million(1.4e7)), ("3.9".into(), "14".into()));
         assert_eq!(million(2.3e9), "2,300");
         assert_eq!((fixed(1.671, None), fixed(0.25, Some(1))), ("1.67".into(), "0.2".into()));
-        let percents = [1.0, 0.9998, 0.994, 0.53, 0.012, 0.0, 0.15];
+        let percents = [0.99999, 0.9998, 0.994, 0.53, 0.012, 0.0, 0.15];
         let texts = percents.map(|ratio| percent(ratio, None));
         assert_eq!(texts, ["100 %", "99.98 %", "99.4 %", "53 %", "1.2 %", "0 %", "15 %"]);
         assert_eq!(percent(0.5, Some(1)), "50.0 %");

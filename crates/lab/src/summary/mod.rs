@@ -120,7 +120,9 @@ mod tests {
         "machine": {"cores": 2, "cpu": "Some CPU", "memory_bytes": 8589934592, "kernel": "6.18"},
         "figures": {"qps_ratio": 1.671, "tidegate_qps": 388123.0},
         "rows": [{"server": "tidegate-xdp", "qps": 388123}, {"server": "nsd", "qps": 174000}],
-        "notes": []
+        "notes": [],
+        "comparisons": [{"figure": "qps_ratio", "kernel_best": "kernel-rps",
+            "kernel_rows": {"kernel-rps": 232000.0, "kernel-thread": 100.0}}]
     }"#;
 
     struct Tree(tempfile::TempDir);
@@ -155,6 +157,7 @@ mod tests {
 | {{ row.server }} | {{ row.qps | thousands }} |
 {% endfor %}
 {{ row(dns, server='nsd').qps | k }}, {{ best(dns, 'qps', server=['nsd', 'tidegate-xdp']) | k }}
+{{ kernel_best(dns, 'qps_ratio') | k }}
 {% endif %}
 {% if livelock is defined %}{{ livelock.figures.any }}{% else %}not measured{% endif %}
 
@@ -165,7 +168,7 @@ Commit {{ run.commit }}, {{ run.date }}, {{ run.machine }}.
         assert_eq!(
             report.page,
             "`tidegate lab dns`: 1.67 times.\n\
-             | tidegate-xdp | 388,123 |\n| nsd | 174,000 |\n174, 388\n\
+             | tidegate-xdp | 388,123 |\n| nsd | 174,000 |\n174, 388\n232\n\
              not measured\n\
              Commit abc1234, 2026-11-25, 2 cores of Some CPU, 8 GiB of memory, Linux 6.18.\n"
         );
@@ -186,6 +189,7 @@ Commit {{ run.commit }}, {{ run.date }}, {{ run.machine }}.
             error("{{ row(dns, server='bind').qps }}").contains("no row of dns has server=bind")
         );
         assert!(error("{{ row(dns).qps }}").contains("2 rows of dns"));
+        assert!(error("{{ kernel_best(dns, 'rate') }}").contains("rate"));
         assert!(error("{{ best(dns, 'rate') }}").contains("rate"));
     }
 

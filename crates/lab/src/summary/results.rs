@@ -92,8 +92,8 @@ impl Results {
     }
 
     fn run(&self) -> Option<Run> {
-        let commit = most_frequent(self.0.values().map(|result| result.commit.clone()))?;
-        let machine = most_frequent(self.0.values().map(|result| result.machine.to_string()))?;
+        let commit = majority(self.0.values().map(|result| result.commit.clone()))?;
+        let machine = majority(self.0.values().map(|result| result.machine.to_string()))?;
         let days = || self.0.values().map(|result| result.date.split('T').next().unwrap_or(""));
         let (first, last) = (days().min()?, days().max()?);
         let date = if first == last { first.to_owned() } else { format!("{first} to {last}") };
@@ -123,7 +123,7 @@ impl Results {
 }
 
 /// The most frequent value; of equally frequent ones the last in order.
-fn most_frequent(values: impl Iterator<Item = String>) -> Option<String> {
+fn majority(values: impl Iterator<Item = String>) -> Option<String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     values.for_each(|value| *counts.entry(value).or_default() += 1);
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(value, _)| value)
