@@ -5,6 +5,7 @@ pub mod error;
 pub mod experiments;
 pub mod report;
 pub mod stats;
+pub mod summary;
 pub mod testbed;
 
 pub use error::LabError;

@@ -14,6 +14,7 @@ use tidegate_program::{Failure, VERSION};
 
 use crate::commands::Lab;
 use crate::commands::demo::Demo;
+use crate::commands::summary::SummaryCommand;
 
 /// Laboratory of Tidegate: experiments that measure and write their figures, and the demonstration.
 ///
@@ -32,6 +33,9 @@ enum Command {
     Lab(Box<Lab>),
     /// Demonstrate a DNS server on real packets, beside the same server on kernel sockets
     Demo(Demo),
+    /// Make docs/benchmarks.md from its template and the results in docs/benchmarks, and compare
+    /// README.md with them
+    Summary(SummaryCommand),
     /// Restore settings of an interface; the laboratory starts this itself
     #[command(hide = true)]
     RestoreSettings {
@@ -48,6 +52,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Lab(lab) => lab.run(),
         Command::Demo(demo) => demo.run(),
+        Command::Summary(summary) => summary.run(),
         Command::RestoreSettings { role } => run_restorer(role).map_err(Into::into),
     };
     match result {

@@ -13,15 +13,18 @@ use crate::Failure;
 pub(crate) struct AttachLatencyLab {
     #[command(flatten)]
     output: Output,
-    /// Number of round trips per transport, one message at a time
-    #[arg(long, value_name = "COUNT", default_value_t = AttachLatencyConfig::default().round_trips)]
-    round_trips: u64,
-    /// Number of messages sent in one direction per transport
-    #[arg(long, value_name = "COUNT", default_value_t = AttachLatencyConfig::default().messages)]
-    messages: u64,
-    /// Number of repetitions of each measurement; the median is reported
-    #[arg(long, value_name = "COUNT", default_value_t = AttachLatencyConfig::default().repeats)]
-    repeats: usize,
+    /// Shorter and fewer measurements, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Number of round trips per transport, one message at a time [default: 200000]
+    #[arg(long, value_name = "COUNT")]
+    round_trips: Option<u64>,
+    /// Number of messages sent in one direction per transport [default: 5000000]
+    #[arg(long, value_name = "COUNT")]
+    messages: Option<u64>,
+    /// Number of repetitions of each measurement; the median is reported [default: 5]
+    #[arg(long, value_name = "COUNT")]
+    repeats: Option<usize>,
     /// Peer process of the experiment; the experiment starts it itself
     #[arg(long, hide = true, requires = "cpu", value_parser = parse_transport)]
     as_peer: Option<IpcTransport>,
@@ -39,10 +42,16 @@ impl AttachLatencyLab {
         if let (Some(transport), Some(core)) = (self.as_peer, self.cpu) {
             return Ok(run_peer(transport, core)?);
         }
-        let Self { output, round_trips, messages, repeats, .. } = self;
-        if repeats == 0 {
+        let mut config = AttachLatencyConfig::default();
+        if self.quick {
+            config = config.quick();
+        }
+        config.round_trips = self.round_trips.unwrap_or(config.round_trips);
+        config.messages = self.messages.unwrap_or(config.messages);
+        config.repeats = self.repeats.unwrap_or(config.repeats);
+        if config.repeats == 0 {
             return Err("--repeats 0: nothing would be measured; give 1 or more".into());
         }
-        output.write(&run(&AttachLatencyConfig { round_trips, messages, repeats })?)
+        self.output.write(&run(&config)?)
     }
 }

@@ -15,18 +15,21 @@ use crate::Failure;
 pub(crate) struct ChaosLab {
     #[command(flatten)]
     output: Output,
-    /// Number of applications to kill
-    #[arg(long, value_name = "COUNT", default_value_t = ChaosConfig::default().kills)]
-    kills: u64,
+    /// Shorter and fewer measurements, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Number of applications to kill [default: 1000]
+    #[arg(long, value_name = "COUNT")]
+    kills: Option<u64>,
     /// Random seed; the same seed kills the same applications after the same times
     #[arg(long, value_name = "NUMBER", default_value_t = ChaosConfig::default().seed)]
     seed: u64,
-    /// Duration of each measurement beside a misbehaving application, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = ChaosConfig::default().seconds)]
-    seconds: f64,
-    /// Number of repetitions of each such measurement; the median is reported
-    #[arg(long, value_name = "COUNT", default_value_t = ChaosConfig::default().repeats)]
-    repeats: usize,
+    /// Duration of each measurement beside a misbehaving application, in seconds [default: 1]
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// Number of repetitions of each such measurement; the median is reported [default: 5]
+    #[arg(long, value_name = "COUNT")]
+    repeats: Option<usize>,
     /// Target application of the experiment; the experiment starts it itself
     #[arg(long, hide = true, requires_all = ["socket", "port"], value_parser = parse_state)]
     as_victim: Option<Behaviour>,
@@ -43,15 +46,21 @@ fn parse_state(name: &str) -> Result<Behaviour, String> {
 
 impl ChaosLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let Self { output, kills, seed, seconds, repeats, .. } = self;
+        let mut config = ChaosConfig { seed: self.seed, ..ChaosConfig::default() };
         if let (Some(behaviour), Some(socket), Some(port)) =
             (self.as_victim, self.socket, self.port)
         {
-            return Ok(run_target(&TargetConfig { behaviour, socket, port, seed })?);
+            return Ok(run_target(&TargetConfig { behaviour, socket, port, seed: self.seed })?);
         }
-        if repeats == 0 || kills == 0 {
+        if self.quick {
+            config = config.quick();
+        }
+        config.kills = self.kills.unwrap_or(config.kills);
+        config.seconds = self.seconds.unwrap_or(config.seconds);
+        config.repeats = self.repeats.unwrap_or(config.repeats);
+        if config.repeats == 0 || config.kills == 0 {
             return Err("--repeats and --kills: give 1 or more of each".into());
         }
-        output.write(&run(&ChaosConfig { kills, seed, seconds, repeats })?)
+        self.output.write(&run(&config)?)
     }
 }

@@ -11,29 +11,34 @@ use crate::Failure;
 pub(crate) struct ConcurrentReadsLab {
     #[command(flatten)]
     output: PlotOutput,
-    /// Number of units of 10 bytes that each thread reads
-    #[arg(long, value_name = "COUNT", default_value_t = 500_000)]
-    units: u64,
-    /// Number of null system calls per thread
-    #[arg(long, value_name = "COUNT", default_value_t = 15_000_000)]
-    calls: u64,
+    /// Shorter and fewer measurements, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Number of units of 10 bytes that each thread reads [default: 500000]
+    #[arg(long, value_name = "COUNT")]
+    units: Option<u64>,
+    /// Number of null system calls per thread [default: 15000000]
+    #[arg(long, value_name = "COUNT")]
+    calls: Option<u64>,
     /// Numbers of threads to measure
     #[arg(long, value_name = "COUNT", value_delimiter = ',', default_value = "1,2,4,8")]
     threads: Vec<usize>,
-    /// Number of runs per case; the median is reported
-    #[arg(long, value_name = "COUNT", default_value_t = 3)]
-    runs: usize,
+    /// Number of runs per case; the median is reported [default: 3]
+    #[arg(long, value_name = "COUNT")]
+    runs: Option<usize>,
 }
 
 impl ConcurrentReadsLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let Self { units, calls, threads, runs, .. } = self;
-        let result = concurrent_reads::run(&concurrent_reads::ConcurrentReadsConfig {
-            units,
-            calls,
-            threads,
-            runs,
-        })?;
+        let mut config = concurrent_reads::ConcurrentReadsConfig::default();
+        if self.quick {
+            config = config.quick();
+        }
+        config.units = self.units.unwrap_or(config.units);
+        config.calls = self.calls.unwrap_or(config.calls);
+        config.threads = self.threads;
+        config.runs = self.runs.unwrap_or(config.runs);
+        let result = concurrent_reads::run(&config)?;
         self.output.write(&result)
     }
 }

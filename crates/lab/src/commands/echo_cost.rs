@@ -11,9 +11,12 @@ use crate::Failure;
 pub(crate) struct EchoCostLab {
     #[command(flatten)]
     output: Output,
-    /// Number of packets to echo
-    #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
-    packets: u64,
+    /// Fewer packets, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Number of packets to echo [default: 100000]
+    #[arg(long, value_name = "COUNT")]
+    packets: Option<u64>,
     /// Use IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
@@ -24,8 +27,12 @@ pub(crate) struct EchoCostLab {
 
 impl EchoCostLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let (packets, ipv6, callgrind) = (self.packets, self.ipv6, self.callgrind);
-        let config = echo_cost::EchoCostConfig { packets, ipv6, callgrind };
+        let (ipv6, callgrind) = (self.ipv6, self.callgrind);
+        let mut config = echo_cost::EchoCostConfig { ipv6, callgrind, ..Default::default() };
+        if self.quick {
+            config = config.quick();
+        }
+        config.packets = self.packets.unwrap_or(config.packets);
         self.output.write(&echo_cost::run(&config)?)
     }
 }

@@ -20,9 +20,12 @@ pub(crate) struct HostileLab {
     /// Part to run [default: all parts]
     #[arg(long = "part", value_name = "PART", value_parser = parse_part)]
     parts: Vec<HostilePart>,
-    /// Number of trials of each way to end a server
-    #[arg(long, value_name = "COUNT", default_value_t = HostileConfig::default().trials)]
-    trials: u64,
+    /// Shorter and fewer measurements, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Number of trials of each way to end a server [default: 200]
+    #[arg(long, value_name = "COUNT")]
+    trials: Option<u64>,
     /// Random seed; the same seed attacks at the same moments
     #[arg(long, value_name = "NUMBER", default_value_t = HostileConfig::default().seed)]
     seed: u64,
@@ -33,12 +36,12 @@ pub(crate) struct HostileLab {
         default_value_t = HostileConfig::default().limit.as_millis() as u64
     )]
     limit_ms: u64,
-    /// Duration of the load beside each attached attacker, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = HostileConfig::default().seconds)]
-    seconds: f64,
-    /// Number of repetitions of that load; the median is reported
-    #[arg(long, value_name = "COUNT", default_value_t = HostileConfig::default().repeats)]
-    repeats: usize,
+    /// Duration of the load beside each attached attacker, in seconds [default: 3]
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// Number of repetitions of that load; the median is reported [default: 5]
+    #[arg(long, value_name = "COUNT")]
+    repeats: Option<usize>,
     /// Command that starts the daemon under attack, for another version; its first word also runs
     /// the programs [default: this program's daemon, with its rounds measured]
     #[arg(long, value_name = "COMMAND")]
@@ -71,18 +74,22 @@ impl HostileLab {
         {
             return Ok(run_attacker(&AttackerConfig { attack, socket, sink })?);
         }
-        if self.repeats == 0 || self.trials == 0 {
-            return Err("--repeats and --trials: give 1 or more of each".into());
-        }
-        let config = HostileConfig {
-            trials: self.trials,
+        let mut config = HostileConfig {
             seed: self.seed,
             limit: Duration::from_millis(self.limit_ms),
-            seconds: self.seconds,
-            repeats: self.repeats,
             parts: self.parts,
             daemon: self.daemon,
+            ..HostileConfig::default()
         };
+        if self.quick {
+            config = config.quick();
+        }
+        config.trials = self.trials.unwrap_or(config.trials);
+        config.seconds = self.seconds.unwrap_or(config.seconds);
+        config.repeats = self.repeats.unwrap_or(config.repeats);
+        if config.repeats == 0 || config.trials == 0 {
+            return Err("--repeats and --trials: give 1 or more of each".into());
+        }
         self.output.write(&run(&config)?)
     }
 }

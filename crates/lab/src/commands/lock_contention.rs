@@ -11,12 +11,15 @@ use crate::Failure;
 pub(crate) struct LockContentionLab {
     #[command(flatten)]
     output: PlotOutput,
-    /// Number of packets per reader
-    #[arg(long, value_name = "COUNT", default_value_t = 1_000_000)]
-    packets: u64,
-    /// Number of runs per case; the median is reported
-    #[arg(long, value_name = "COUNT", default_value_t = 5)]
-    runs: usize,
+    /// Shorter and fewer measurements, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Number of packets per reader [default: 30000; 50000 with --kernel]
+    #[arg(long, value_name = "COUNT")]
+    packets: Option<u64>,
+    /// Number of runs per case; the median is reported [default: 3]
+    #[arg(long, value_name = "COUNT")]
+    runs: Option<usize>,
     /// Numbers of readers to measure
     #[arg(long, value_name = "COUNT", value_delimiter = ',', default_value = "1,2,4,8")]
     readers: Vec<usize>,
@@ -28,11 +31,19 @@ pub(crate) struct LockContentionLab {
 
 impl LockContentionLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let (packets_per_reader, readers) = (self.packets, self.readers);
+        let readers = self.readers;
+        let (packets, runs) = match (self.kernel, self.quick) {
+            // The trace buffer holds the events of so many packets.
+            (true, false) => (50_000, 1),
+            (true, true) => (5_000, 1),
+            (false, false) => (30_000, 3),
+            (false, true) => (10_000, 1),
+        };
+        let packets_per_reader = self.packets.unwrap_or(packets);
         let result = if self.kernel {
             kernel_locks::run(&kernel_locks::ContentionConfig { packets_per_reader, readers })?
         } else {
-            let runs = self.runs;
+            let runs = self.runs.unwrap_or(runs);
             lock_contention::run(&lock_contention::LockContentionConfig {
                 packets_per_reader,
                 runs,

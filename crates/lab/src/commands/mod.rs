@@ -20,17 +20,20 @@ mod receive_queues;
 mod receive_trace;
 mod router;
 mod soak;
+pub(crate) mod summary;
 mod sweep;
 mod tcp;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tidegate_lab::Experiment;
+use tidegate_lab::report::Provenance;
 use tidegate_lab::testbed::cleanup;
 
 use crate::Failure;
@@ -255,16 +258,20 @@ pub(crate) struct Output {
     /// Write the result to this file as JSON; - is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Start of the run.
+    #[arg(skip = Instant::now())]
+    began: Instant,
 }
 
 impl Output {
-    /// Prints the result as text, and writes it as JSON when asked to.
+    /// Prints the result as text, and writes it as JSON with its provenance when asked to.
     pub(crate) fn write(&self, result: &Experiment) -> Result<(), Failure> {
         let Some(path) = &self.json else {
             print(format_args!("{result}"))?;
             return Ok(());
         };
-        let text = serde_json::to_string_pretty(result)? + "\n";
+        let provenance = Provenance::of_this_run(self.began.elapsed());
+        let text = serde_json::to_string_pretty(&provenance.record(result))? + "\n";
         if path.as_os_str() == "-" {
             print(format_args!("{text}"))?;
             return Ok(());

@@ -11,11 +11,15 @@ use crate::Failure;
 pub(crate) struct PapersLivelockLab {
     #[command(flatten)]
     output: PlotOutput,
+    /// The whole simulation, which takes some seconds: the same as without this flag
+    #[arg(long)]
+    quick: bool,
 }
 
 impl PapersLivelockLab {
     pub(super) fn run(self) -> Result<(), Failure> {
+        let Self { output, quick: _ } = self;
         let result = papers::run()?;
-        self.output.write(&result)
+        output.write(&result)
     }
 }

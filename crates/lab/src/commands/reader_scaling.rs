@@ -5,7 +5,6 @@ use tidegate_lab::experiments::rivera::reader_scaling;
 
 use super::{Measure, PlotOutput};
 use crate::Failure;
-use crate::output::log;
 
 /// Flags of `lab reader-scaling`.
 #[derive(Args)]
@@ -47,7 +46,7 @@ impl ReaderScalingLab {
         if !self.loads.is_empty() {
             config.loads_pps = self.loads;
         }
-        let result = reader_scaling::run(&config, &mut |progress| log(format_args!("{progress}")))?;
+        let result = reader_scaling::run(&config)?;
         self.output.write(&result)
     }
 }

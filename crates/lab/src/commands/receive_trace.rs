@@ -11,9 +11,12 @@ use crate::Failure;
 pub(crate) struct ReceiveTraceLab {
     #[command(flatten)]
     output: PlotOutput,
-    /// Number of packets to trace
-    #[arg(long, value_name = "COUNT", default_value_t = 20_000)]
-    packets: usize,
+    /// Fewer packets, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Number of packets to trace [default: 20000]
+    #[arg(long, value_name = "COUNT")]
+    packets: Option<usize>,
     /// Payload of each packet, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     payload: usize,
@@ -21,10 +24,14 @@ pub(crate) struct ReceiveTraceLab {
 
 impl ReceiveTraceLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let config = receive_trace::ReceiveTraceConfig {
-            packets: self.packets,
+        let mut config = receive_trace::ReceiveTraceConfig {
             payload_bytes: self.payload,
+            ..receive_trace::ReceiveTraceConfig::default()
         };
+        if self.quick {
+            config = config.quick();
+        }
+        config.packets = self.packets.unwrap_or(config.packets);
         let result = receive_trace::run(&config)?;
         self.output.write(&result)
     }

@@ -2,19 +2,22 @@
 
 use clap::Args;
 use tidegate_lab::experiments::faults::soak;
+use tidegate_lab::report::Progress;
 
 use super::Output;
 use crate::Failure;
-use crate::output::log;
 
 /// Flags of `lab soak`.
 #[derive(Args)]
 pub(crate) struct SoakLab {
     #[command(flatten)]
     output: Output,
-    /// Duration of the run, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
-    seconds: f64,
+    /// Two seconds, for a first look
+    #[arg(long)]
+    quick: bool,
+    /// Duration of the run, in seconds [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
     /// Use AF_XDP on a veth pair instead of an in-memory link; needs root
     #[arg(long)]
     xdp: bool,
@@ -29,8 +32,7 @@ pub(crate) struct SoakLab {
 
 impl SoakLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let config = soak::SoakConfig {
-            seconds: self.seconds,
+        let mut config = soak::SoakConfig {
             link: if self.xdp { soak::SoakLink::Xdp } else { soak::SoakLink::Mem },
             ipv6: self.ipv6,
             loss: self.faults,
@@ -39,7 +41,13 @@ impl SoakLab {
             corruption: self.faults,
             ..soak::SoakConfig::default()
         };
-        let report = soak::run(&config, &mut |progress| log(format_args!("{progress}")))?;
+        if self.quick {
+            config = config.quick();
+        }
+        config.seconds = self.seconds.unwrap_or(config.seconds);
+        let progress = Progress::new(config.seconds.ceil() as usize);
+        let report = soak::run(&config, &mut |second| progress.step(second))?;
+        drop(progress);
         self.output.write(&(&report).into())?;
         if report.unaccounted != 0 || report.frames_missing != 0 {
             return Err("packets or buffers are unaccounted for".into());

@@ -24,7 +24,11 @@ pub(crate) struct TcpLab {
 
 impl TcpLab {
     fn config(&self) -> TcpLabConfig {
-        let config = TcpLabConfig { full: self.full, ..TcpLabConfig::default() };
+        self.config_from(TcpLabConfig::default())
+    }
+
+    fn config_from(&self, whole: TcpLabConfig) -> TcpLabConfig {
+        let config = TcpLabConfig { full: self.full, ..whole };
         self.measure.config(config, TcpLabConfig::quick, |config| {
             (&mut config.seconds, &mut config.repeats)
         })
@@ -53,7 +57,10 @@ impl NoisyLab {
         if let Some(port) = self.echo_port {
             return Ok(echo_server::run(port)?);
         }
-        self.lab.output.write(&noisy::run(&self.lab.config(), self.lab.measure.quick)?)
+        // Many cases: half of the time and three repeats keep the whole below 20 minutes.
+        let whole = TcpLabConfig { seconds: 1.0, repeats: 3, ..TcpLabConfig::default() };
+        let config = self.lab.config_from(whole);
+        self.lab.output.write(&noisy::run(&config, self.lab.measure.quick)?)
     }
 }
 
@@ -62,13 +69,15 @@ impl NoisyLab {
 pub(crate) struct ConnectionsLab {
     #[command(flatten)]
     lab: TcpLab,
-    /// Maximum number of connections
-    #[arg(long, alias = "most", value_name = "COUNT", default_value_t = 1_000_000)]
-    max_connections: usize,
+    /// Maximum number of connections [default: 1000000; 100000 with --quick]
+    #[arg(long, alias = "most", value_name = "COUNT")]
+    max_connections: Option<usize>,
 }
 
 impl ConnectionsLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        self.lab.output.write(&connections::run(&self.lab.config(), self.max_connections)?)
+        let whole = if self.lab.measure.quick { 100_000 } else { 1_000_000 };
+        let max_connections = self.max_connections.unwrap_or(whole);
+        self.lab.output.write(&connections::run(&self.lab.config(), max_connections)?)
     }
 }

@@ -253,7 +253,7 @@ impl Default for TcpLabConfig {
 impl TcpLabConfig {
     /// Reduces times and repetitions for a quick run.
     pub fn quick(self) -> Self {
-        Self { seconds: 1.0, repeats: 1, ..self }
+        Self { seconds: 0.5, repeats: 1, ..self }
     }
 }
 

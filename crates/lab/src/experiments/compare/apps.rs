@@ -9,6 +9,7 @@ use tidegate_load::{TcpLoadConfig, TcpLoadReport, load_tcp};
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::apps::application::Application;
 use crate::testbed::apps::packaged_load;
@@ -64,15 +65,24 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     check_installed(&Application::PACKAGES)?;
     let (server_core, load_core) = choose_cores()?;
     let testbed = FloodTestbed::new(server_core, load_core)?;
-    let choose = |application| Case::choose_kernel(application, &testbed, config.seconds);
-    let mut cases = Application::PACKAGES.map(choose).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut cases = Vec::new();
+    let ways = Application::PACKAGES.len() * StackKind::kernel().len();
+    let first_pass = Progress::of_part("first pass", ways);
+    for application in Application::PACKAGES {
+        cases.push(Case::choose_kernel(application, &testbed, config.seconds, &first_pass)?);
+    }
+    drop(first_pass);
+    let rows = cases.iter().flat_map(|case| &case.rows);
+    // redis is measured under a flood too.
+    let steps = rows.map(|row| if row.application == Application::Redis { 2 } else { 1 });
+    let progress = Progress::new(steps.sum::<usize>() * config.repeats);
     for repeat in 1..=config.repeats {
         for row in cases.iter_mut().flat_map(|case| &mut case.rows) {
             let service = row.measure(&testbed, config.seconds)?;
-            eprintln!("{repeat} {}", row.describe());
+            progress.step(format_args!("{repeat} {}", row.describe()));
             if row.application == Application::Redis {
                 row.measure_under_flood(&testbed, &service, config.seconds)?;
-                eprintln!("{repeat} {}", row.describe_flood());
+                progress.step(format_args!("{repeat} {}", row.describe_flood()));
             }
             service.stop();
         }
@@ -86,11 +96,12 @@ impl Case {
         application: Application,
         testbed: &FloodTestbed,
         seconds: f64,
+        progress: &Progress,
     ) -> Result<Self, LabError> {
         let measured = StackKind::kernel().into_iter().map(|stack| {
             let mut row = Row::new(application, stack);
             row.measure(testbed, seconds.min(FIRST_PASS_SECONDS))?.stop();
-            eprintln!("first pass {}", row.describe());
+            progress.step(format_args!("first pass {}", row.describe()));
             Ok(row)
         });
         let measured = measured.collect::<Result<Vec<_>, LabError>>()?;

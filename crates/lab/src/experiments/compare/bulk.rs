@@ -6,6 +6,7 @@ use tidegate_load::{Exchange, LinkKind, TcpLoadConfig};
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{
@@ -165,8 +166,14 @@ impl Case {
         bytes * 8.0 / 1e9
     }
 
-    fn print_progress(self, label: &str, server_kind: ServerKind, run: &TcpMeasurement) {
-        eprintln!(
+    fn report_step(
+        self,
+        progress: &Progress,
+        label: &str,
+        server_kind: ServerKind,
+        run: &TcpMeasurement,
+    ) {
+        progress.step(format_args!(
             "{label} {:<22} {:>3} x {:<3} {:<14} client {:<8}: {:.2} Gbit/s; server core {:.0} %, \
              load core {:.0} %",
             server_kind.name(),
@@ -176,8 +183,8 @@ impl Case {
             self.client.name(),
             self.gbps(run),
             run.server_core.busy_percent,
-            run.load_core.busy_percent,
-        );
+            run.load_core.busy_percent
+        ));
     }
 
     /// Name of the figure that compares Tidegate with the kernel.
@@ -219,27 +226,33 @@ struct CaseResults {
 pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let (server_core, load_core) = choose_cores()?;
     let testbed = TcpTestbed::new(server_core, load_core)?;
-    let measure = |case: Case, server_kind, seconds, label: &str| {
+    let measure = |progress: &Progress, case: Case, server_kind, seconds, label: &str| {
         let run = case.measure(server_kind, &testbed, seconds)?;
-        case.print_progress(label, server_kind, &run);
+        case.report_step(progress, label, server_kind, &run);
         Ok::<_, LabError>(run)
     };
     let mut results = Vec::new();
+    let first_pass = Progress::of_part("first pass", Case::all().len() * KERNEL.len());
     for case in Case::all() {
         let seconds = (config.seconds / 4.0).clamp(0.25, FIRST_PASS_SECONDS);
         let rate = |server_kind| {
-            measure(case, server_kind, seconds, "first pass").map(|run| case.gbps(&run))
+            measure(&first_pass, case, server_kind, seconds, "first pass")
+                .map(|run| case.gbps(&run))
         };
-        let first_pass = FirstPass::measure(Goal::Highest, &KERNEL, ServerKind::name, rate)?;
-        let server_kinds = [first_pass.best()].into_iter().chain(case.wire.own_servers().to_vec());
+        let ways = FirstPass::measure(Goal::Highest, &KERNEL, ServerKind::name, rate)?;
+        let server_kinds = [ways.best()].into_iter().chain(case.wire.own_servers().to_vec());
         let row = |server_kind| Row { server_kind, runs: Vec::new() };
-        results.push(CaseResults { case, rows: server_kinds.map(row).collect(), first_pass });
+        let rows = server_kinds.map(row).collect();
+        results.push(CaseResults { case, rows, first_pass: ways });
     }
+    drop(first_pass);
+    let rows = results.iter().map(|one| one.rows.len()).sum::<usize>();
+    let progress = Progress::new(rows * config.repeats);
     for repeat in 1..=config.repeats {
         for CaseResults { case, rows, .. } in &mut results {
             for row in rows {
                 let label = repeat.to_string();
-                row.runs.push(measure(*case, row.server_kind, config.seconds, &label)?);
+                row.runs.push(measure(&progress, *case, row.server_kind, config.seconds, &label)?);
             }
         }
     }

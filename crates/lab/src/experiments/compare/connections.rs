@@ -5,6 +5,7 @@ use tidegate_load::{LinkKind, TcpLoadConfig};
 
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::cpu;
 use crate::testbed::tcp::{ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores};
@@ -41,6 +42,7 @@ pub fn run(config: &TcpLabConfig, max_connections: usize) -> Result<Experiment, 
         [1_000, 10_000, 100_000, 1_000_000].into_iter().filter(|&count| count <= max_connections);
     let row = |connections| Row { connections, resident_bytes: Vec::new(), runs: Vec::new() };
     let mut rows: Vec<Row> = counts.map(row).collect();
+    let progress = Progress::new(rows.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for row in &mut rows {
             let server = testbed.start(ServerKind::TidegateXdp, &[])?;
@@ -59,15 +61,14 @@ pub fn run(config: &TcpLabConfig, max_connections: usize) -> Result<Experiment, 
                 Ok(())
             })?;
             server.process.stop();
-            eprintln!(
+            progress.step(format_args!(
                 "{repeat} {:>9} connections: {:.1} MB resident, {:.0} requests/s; server core {:.0} \
                  %, load core {:.0} %",
                 row.connections,
                 resident as f64 / 1e6,
                 run.load.requests_per_second,
                 run.server_core.busy_percent,
-                run.load_core.busy_percent
-            );
+                run.load_core.busy_percent));
             row.resident_bytes.push(resident);
             row.runs.push(run);
         }

@@ -40,6 +40,14 @@ impl Default for EchoCostConfig {
     }
 }
 
+impl EchoCostConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { packets: 20_000, ..self }
+    }
+}
+
 const PAYLOAD_BYTES: usize = 64;
 /// Frames on the link at a time.
 const BURST_FRAMES: usize = 32;

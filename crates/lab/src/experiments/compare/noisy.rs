@@ -13,6 +13,7 @@ use tidegate_load::{LinkKind, TcpLoadConfig, load_tcp};
 
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FirstPass, Goal};
+use crate::report::Progress;
 use crate::report::experiment::{Experiment, KernelRows};
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::apps::application::Application;
@@ -70,19 +71,25 @@ pub fn run(config: &TcpLabConfig, quick: bool) -> Result<Experiment, LabError> {
     check_installed(&APPLICATIONS)?;
     let (server_core, load_core) = choose_cores()?;
     let testbed = FloodTestbed::new(server_core, load_core)?;
-    let neighbours: &[usize] = if quick { &[1, 4] } else { &NEIGHBOURS };
+    let neighbours: &[usize] = if quick { &NEIGHBOURS[..1] } else { &NEIGHBOURS };
     let mut cases = Vec::new();
     let stacks = if quick { &StackKind::kernel()[2..] } else { &StackKind::kernel()[..] };
+    let ways = APPLICATIONS.len() * neighbours.len() * stacks.len();
+    let first_pass = Progress::of_part("first pass", ways);
     for application in APPLICATIONS {
         for &neighbours in neighbours {
             let choose = Case::choose_kernel;
-            cases.push(choose(application, neighbours, stacks, &testbed, config.seconds)?);
+            let seconds = config.seconds;
+            cases.push(choose(application, neighbours, stacks, &testbed, seconds, &first_pass)?);
         }
     }
+    drop(first_pass);
+    let rows = cases.iter().map(|case| case.rows.len()).sum::<usize>();
+    let progress = Progress::new(rows * config.repeats);
     for repeat in 1..=config.repeats {
         for row in cases.iter_mut().flat_map(|case| &mut case.rows) {
             row.measure(&testbed, config.seconds)?;
-            eprintln!("{repeat} of {}: {}", config.repeats, row.describe());
+            progress.step(format_args!("{repeat} of {}: {}", config.repeats, row.describe()));
         }
     }
     Ok(report(config, &cases))
@@ -104,11 +111,12 @@ impl Case {
         stacks: &[StackKind],
         testbed: &FloodTestbed,
         seconds: f64,
+        progress: &Progress,
     ) -> Result<Self, LabError> {
         let measured = stacks.iter().map(|&stack| {
             let mut row = Row::new(application, stack, neighbours);
             row.measure_rates(testbed, seconds.min(FIRST_PASS_SECONDS))?;
-            eprintln!("first pass: {}", row.describe());
+            progress.step(format_args!("first pass: {}", row.describe()));
             Ok(row)
         });
         let measured = measured.collect::<Result<Vec<_>, LabError>>()?;

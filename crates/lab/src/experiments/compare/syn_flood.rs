@@ -11,6 +11,7 @@ use tidegate_wire::{MacAddr, TcpFlags};
 
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::flood::{
     CLIENT_ADDRESS, FloodTestbed, GIGABIT_LINE_PPS, GoodputMeter, LOAD_ADDRESS, LOAD_MAC,
@@ -73,10 +74,11 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
         case("admission, overrun", "connect_success_overrun", admission, None),
         case("drop-tail, overrun", "connect_success_droptail_overrun", &[], None),
     ];
+    let progress = Progress::new(cases.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for case in &mut cases {
             let run = measure(&testbed, case, config.seconds)?;
-            eprintln!(
+            progress.step(format_args!(
                 "{repeat} {:<20} {:.2} % of {CONNECTS_PER_SECOND} connections/s, p50 {:.0} us, p99 \
                  {:.0} us; {:.0} SYN/s",
                 case.name,
@@ -84,7 +86,7 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
                 run.load.connect_latency.p50_us,
                 run.load.connect_latency.p99_us,
                 run.offered_pps
-            );
+            ));
             case.runs.push(run);
         }
     }

@@ -28,6 +28,7 @@ use tidegate_service::daemon::{AttachConfig, DEFAULT_COALESCING, Daemon, Quota};
 
 use crate::Experiment;
 use crate::LabError;
+use crate::report::progress::Progress;
 use crate::testbed::cpu;
 use crate::testbed::programs;
 use crate::testbed::sys::UringStream;
@@ -105,6 +106,14 @@ pub struct AttachLatencyConfig {
 impl Default for AttachLatencyConfig {
     fn default() -> Self {
         Self { round_trips: 200_000, messages: 5_000_000, repeats: 5 }
+    }
+}
+
+impl AttachLatencyConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { round_trips: 20_000, messages: 500_000, repeats: 1 }
     }
 }
 
@@ -515,15 +524,16 @@ pub fn run(config: &AttachLatencyConfig) -> Result<Experiment, LabError> {
             cpu::pin_this_thread(core)?;
             let mut by_transport: Vec<(IpcTransport, Vec<TransportMeasurement>)> =
                 IpcTransport::ALL.into_iter().map(|transport| (transport, Vec::new())).collect();
+            let progress = Progress::new(by_transport.len() * config.repeats);
             for repeat in 1..=config.repeats {
                 for (transport, runs) in &mut by_transport {
                     let run = measure(config, *transport, peer_core)?;
-                    eprintln!(
+                    progress.step(format_args!(
                         "{repeat} {:<12} round trip {} ns, {:.0} messages/s one way",
                         transport.name(),
                         run.round_trips_ns.value_at_quantile(0.5),
                         run.messages_per_s
-                    );
+                    ));
                     runs.push(run);
                 }
             }

@@ -8,6 +8,7 @@ use tidegate_load::{TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
 
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::apps::application::Application;
 use crate::testbed::apps::{
@@ -54,12 +55,13 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let separate_cores = CoreAssignment { application: load_core, daemon: network_core };
     let stacks = [StackKind::Kernel(ReceiveWork::Steered), StackKind::Attached];
     let mut runs: [Vec<Run>; 2] = [Vec::new(), Vec::new()];
+    let progress = Progress::new(stacks.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for (stack, runs) in stacks.into_iter().zip(&mut runs) {
             let service = start_service(&testbed, Application::Redis, stack, separate_cores, &[])?;
             let run = measure(&testbed, &service, network_core, config.seconds)?;
             service.stop();
-            eprintln!(
+            progress.step(format_args!(
                 "{repeat} {:<8} {:>7.0} requests/s: {:>8.0} context switches/s, {:>8.0} \
                  interrupts/s on the network core, {:.0} % of it busy",
                 stack.name(),
@@ -67,7 +69,7 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
                 run.switches_per_s,
                 run.interrupts_per_s,
                 run.network_core_percent
-            );
+            ));
             runs.push(run);
         }
     }

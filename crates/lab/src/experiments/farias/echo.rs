@@ -8,6 +8,7 @@ use tidegate_load::{LinkKind, TcpLoadConfig};
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores};
@@ -238,16 +239,20 @@ fn measure(
 ) -> Result<Vec<PointResults>, LabError> {
     let (server_core, load_core) = choose_cores()?;
     let testbed = TcpTestbed::new(server_core, load_core)?;
-    let measure_point = |point, server_kind, seconds, label: &str| {
+    let measure_point = |progress: &Progress, point, server_kind, seconds, label: &str| {
         let run = measure_server(&testbed, point, server_kind, scenario.link(), seconds)?;
-        print_progress(label, server_kind, point, &run);
+        report_step(progress, label, server_kind, point, &run);
         Ok::<_, LabError>(run)
     };
     let mut results = Vec::new();
-    for point in scenario.points(config.full) {
+    let points = scenario.points(config.full);
+    let ways = points.len() * ServerKind::KERNEL.len();
+    let first_progress = Progress::of_part("first pass", ways);
+    for point in points {
         let measured = ServerKind::KERNEL.into_iter().map(|server_kind| {
             let seconds = (config.seconds / 4.0).clamp(0.25, FIRST_PASS_SECONDS);
-            Ok((server_kind, measure_point(point, server_kind, seconds, "first pass")?))
+            let run = measure_point(&first_progress, point, server_kind, seconds, "first pass")?;
+            Ok((server_kind, run))
         });
         let measured = measured.collect::<Result<Vec<_>, LabError>>()?;
         let first_pass = |&(goal, of): &(Goal, FigureOfRun)| {
@@ -267,10 +272,19 @@ fn measure(
             rows: server_kinds.into_iter().map(row).collect(),
         });
     }
+    drop(first_progress);
+    let rows = results.iter().map(|one| one.rows.len()).sum::<usize>();
+    let progress = Progress::new(rows * config.repeats);
     for repeat in 1..=config.repeats {
         for row in results.iter_mut().flat_map(|results| &mut results.rows) {
             let label = repeat.to_string();
-            row.runs.push(measure_point(row.point, row.server_kind, config.seconds, &label)?);
+            row.runs.push(measure_point(
+                &progress,
+                row.point,
+                row.server_kind,
+                config.seconds,
+                &label,
+            )?);
         }
     }
     Ok(results)
@@ -297,8 +311,14 @@ fn measure_server(
     Ok(run)
 }
 
-fn print_progress(label: &str, server_kind: ServerKind, point: EchoPoint, run: &TcpMeasurement) {
-    eprintln!(
+fn report_step(
+    progress: &Progress,
+    label: &str,
+    server_kind: ServerKind,
+    point: EchoPoint,
+    run: &TcpMeasurement,
+) {
+    progress.step(format_args!(
         "{label} {:<22} {:>6} x {:>5} B: {:>9.0}/s, p50 {:.1} us, p95 {:.1} us; server core {:.0} \
          %, load core {:.0} %",
         server_kind.name(),
@@ -308,8 +328,8 @@ fn print_progress(label: &str, server_kind: ServerKind, point: EchoPoint, run: &
         run.load.latency.p50_us,
         run.load.latency.p95_us,
         run.server_core.busy_percent,
-        run.load_core.busy_percent,
-    );
+        run.load_core.busy_percent
+    ));
 }
 
 fn experiment(name: &str, results: &[PointResults]) -> Experiment {

@@ -79,6 +79,14 @@ impl Default for SoakConfig {
     }
 }
 
+impl SoakConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { seconds: 2.0, ..self }
+    }
+}
+
 /// Result of a soak test.
 #[derive(Clone, Debug, Serialize)]
 pub struct SoakReport {

@@ -14,6 +14,7 @@ use serde_json::json;
 
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::client::{Client, RequestKind, count_answered};
 use crate::testbed::cpu::{self, CoreTicks};
@@ -163,16 +164,17 @@ pub fn run(config: &GuardConfig) -> Result<Experiment, LabError> {
     }
     let zone = Zone::write()?;
     let mut runs = GuardCase::ALL.map(|case| (case, Vec::new()));
+    let progress = Progress::new(runs.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for (case, runs) in &mut runs {
             let run = measure(config, *case, &zone)?;
-            eprintln!(
+            progress.step(format_args!(
                 "{repeat} {:<16} kept {:.3}, flood {:.0}/s, replies {:.0}/s",
                 case.name,
                 run.kept_share(),
                 run.flood_pps,
                 run.replies_pps
-            );
+            ));
             runs.push(run);
         }
     }

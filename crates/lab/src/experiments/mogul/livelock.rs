@@ -15,6 +15,7 @@ use crate::experiments::goodput_curve::{GoodputCurve, LoadStep};
 use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::stats::round_to_thousandths;
 use crate::testbed::cpu;
 use crate::testbed::dns::servers::ServerKind;
@@ -166,10 +167,14 @@ impl KernelChoices {
         zone: Option<&Zone>,
     ) -> Result<Self, LabError> {
         let name = |work: ReceiveWork| work.kernel_name().to_owned();
+        let progress = Progress::of_part("first pass", Self::steps(config));
         let measure = |test_case| {
             let goodput_pps = measure_max_load(config, testbed, zone, test_case)?;
             let way = test_case.receive_work().kernel_name();
-            eprintln!("first pass {:<26} {way:<22} {goodput_pps:>9.0}/s", describe_case(test_case));
+            progress.step(format_args!(
+                "first pass {:<26} {way:<22} {goodput_pps:>9.0}/s",
+                describe_case(test_case)
+            ));
             Ok(goodput_pps)
         };
         let services = config.work_ns.iter().filter(|_| config.carriers.is_empty());
@@ -187,6 +192,13 @@ impl KernelChoices {
             Ok((kind, pass))
         });
         Ok(Self { services, dns: dns.collect::<Result<Vec<_>, LabError>>()? })
+    }
+
+    /// Measurements of the first pass.
+    fn steps(config: &LivelockConfig) -> usize {
+        let works = if config.carriers.is_empty() { config.work_ns.len() } else { 0 };
+        let ways = config.dns.iter().map(|kind| kind.receive_works().len());
+        works * ReceiveWork::KERNEL.len() + ways.filter(|&ways| ways > 1).sum::<usize>()
     }
 
     fn for_work(&self, work_ns: u64) -> Option<&FirstPass<ReceiveWork>> {
@@ -240,11 +252,12 @@ pub fn run(config: &LivelockConfig) -> Result<Experiment, LabError> {
         .into_iter()
         .map(|test_case| CaseResult { test_case, curve: GoodputCurve::with_loads(loads()) })
         .collect();
+    let progress = Progress::new(results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for case_result in &mut results {
             let CaseResult { test_case, curve } = case_result;
             sweep_loads(config, &testbed, zone.as_ref(), *test_case, curve)?;
-            print_progress(repeat, case_result);
+            report_step(&progress, repeat, case_result);
         }
     }
     let mut result = Experiment::new("livelock");
@@ -274,12 +287,12 @@ fn sweep_loads(
     Ok(())
 }
 
-fn print_progress(repeat: usize, case_result: &CaseResult) {
-    eprintln!(
+fn report_step(progress: &Progress, repeat: usize, case_result: &CaseResult) {
+    progress.step(format_args!(
         "{repeat} {:<36}  {} k/s",
         describe_case(case_result.test_case),
         case_result.curve.format_last_runs()
-    );
+    ));
 }
 
 fn describe(config: &LivelockConfig, result: &mut Experiment) {

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::experiments::rivera::concurrent_reads::{open_loopback_socket, time_prepared_threads};
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::stats::round_to_hundredths;
 use crate::testbed::btf::{self, StructFields};
 use crate::testbed::netns::Namespace;
@@ -82,6 +83,7 @@ pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
     let mut result = Experiment::new("lock-contention");
     let mut series: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     let mut lost_events = 0;
+    let progress = Progress::new(config.readers.len());
     for &readers in &config.readers {
         let recorded = record(readers, config.packets_per_reader)?;
         lost_events += recorded.lost_events;
@@ -115,6 +117,7 @@ pub fn run(config: &ContentionConfig) -> Result<Experiment, LabError> {
             "lock": "(all packets)",
             "packets_per_second": (packets as f64 / recorded.seconds).round(),
         }));
+        progress.step(format_args!("{readers} readers: {packets} packets"));
     }
     result.columns = vec![
         "readers",

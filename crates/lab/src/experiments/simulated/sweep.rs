@@ -12,6 +12,7 @@ use tidegate_sim::{
 
 use crate::experiments::goodput_curve::{GoodputCurve, LoadStep};
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::stats::round_to_hundredths;
 use crate::testbed::flood::FloodMeasurement;
 use crate::{Experiment, LabError};
@@ -136,12 +137,14 @@ struct SweepPoint {
 /// When a machine cannot be built: too many cores, or a load above the rate of its link.
 pub fn run(config: &SweepConfig) -> Result<Experiment, LabError> {
     let mut points = Vec::new();
+    let progress = Progress::new(SweepMode::ALL.len() * config.cores.len());
     for mode in SweepMode::ALL {
         for &cores in &config.cores {
             for &load_percent in &config.loads_percent {
                 let report = measure(config, mode, cores, load_percent)?;
                 points.push(SweepPoint { mode, cores, load_percent, report });
             }
+            progress.step(format_args!("{}, {cores} cores", mode.name()));
         }
     }
     Ok(experiment(config, &points))

@@ -15,6 +15,7 @@ use tidegate_load::{LinkKind, format_number};
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FirstPass, Goal};
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::cpu;
 use crate::testbed::dns::servers::{self, ServerKind};
@@ -69,7 +70,19 @@ impl DnsConfig {
     /// Shorter measurements and fewer repeats, for a quick run.
     #[must_use]
     pub fn quick(self) -> Self {
-        Self { seconds: 0.5, repeats: 3, ..self }
+        Self { seconds: 0.5, repeats: 1, step_pps: 200_000.0, ..self }
+    }
+
+    /// Servers whose answers are compared with NSD's.
+    fn verified_servers(&self) -> impl Iterator<Item = ServerKind> {
+        let tidegate = [ServerKind::TidegateXdp, ServerKind::TidegateKernel];
+        tidegate.into_iter().filter(|kind| self.verify && self.servers.contains(kind))
+    }
+
+    /// Comparisons of answers, and for each server its searches, the repeats and half the load.
+    fn steps(&self) -> usize {
+        let searches = self.servers.iter().map(|kind| kind.receive_works().len()).sum::<usize>();
+        self.verified_servers().count() + searches + self.servers.len() * (self.repeats + 1)
     }
 }
 
@@ -139,12 +152,13 @@ pub fn run(config: &DnsConfig) -> Result<Experiment, LabError> {
         DnsTestbed::new(config.names, config.server_core, config.load_core, LinkKind::Xdp)?;
     let mut result = Experiment::new("dns");
     describe(config, &mut result);
+    let progress = Progress::new(config.steps());
     if config.verify {
-        verify_answers(config, &testbed, &mut result)?;
+        verify_answers(config, &testbed, &progress, &mut result)?;
     }
     let mut results = Vec::new();
     for &kind in &config.servers {
-        results.push(ServerResults::choose(config, &testbed, kind)?);
+        results.push(ServerResults::choose(config, &testbed, &progress, kind)?);
     }
     for repeat in 1..=config.repeats {
         for server_results in &mut results {
@@ -159,7 +173,10 @@ pub fn run(config: &DnsConfig) -> Result<Experiment, LabError> {
                 line = format!("{line}, by {} {answered}", tool.name());
                 runs.push(rates);
             }
-            eprintln!("{:<16} repeat {repeat}: {line} answers/s", server_results.kind.name());
+            progress.step(format_args!(
+                "{:<16} repeat {repeat}: {line} answers/s",
+                server_results.kind.name()
+            ));
         }
     }
     for server_results in &mut results {
@@ -169,6 +186,7 @@ pub fn run(config: &DnsConfig) -> Result<Experiment, LabError> {
             Some(server_results.peak_pps() / 2.0),
             config.seconds,
         )?);
+        progress.step(format_args!("{:<16} half load", server_results.kind.name()));
     }
     conclude(&results, &mut result);
     Ok(result)
@@ -229,13 +247,14 @@ impl ServerResults {
     fn choose(
         config: &DnsConfig,
         testbed: &DnsTestbed,
+        progress: &Progress,
         kind: ServerKind,
     ) -> Result<Self, LabError> {
         let mut peaks = Vec::new();
         let name = |work: ReceiveWork| work.kernel_name().to_owned();
         let first_pass =
             FirstPass::measure(Goal::Highest, kind.receive_works(), name, |receive_work| {
-                let peak = find_peak(config, testbed, kind, receive_work)?;
+                let peak = find_peak(config, testbed, progress, kind, receive_work)?;
                 peaks.push((receive_work, peak.offered_pps));
                 Ok(peak.answered_pps)
             })?;
@@ -259,12 +278,13 @@ impl ServerResults {
 fn find_peak(
     config: &DnsConfig,
     testbed: &DnsTestbed,
+    progress: &Progress,
     kind: ServerKind,
     receive_work: ReceiveWork,
 ) -> Result<LoadPoint, LabError> {
     let server = testbed.start_with(kind, receive_work)?;
     if !server.detail.is_empty() {
-        eprintln!("{:<16} {}", kind.name(), server.detail);
+        progress.line(format_args!("{:<16} {}", kind.name(), server.detail));
     }
     // Coarse: the best of many ways is sought, not the last percent.
     let mut search = PeakSearch::new(2.0 * config.step_pps, config.ceiling_pps);
@@ -275,32 +295,36 @@ fn find_peak(
     }
     let lowest = LoadPoint { offered_pps: config.step_pps, answered_pps: 0.0 };
     let best = search.best().unwrap_or(lowest);
-    eprintln!(
+    progress.step(format_args!(
         "{:<16} {:<22} best {:>10} answers/s at {:>10}/s offered",
         kind.name(),
         receive_work.kernel_name(),
         format_number(best.answered_pps.round()),
-        format_number(best.offered_pps),
-    );
+        format_number(best.offered_pps)
+    ));
     Ok(best)
 }
 
 fn verify_answers(
     config: &DnsConfig,
     testbed: &DnsTestbed,
+    progress: &Progress,
     result: &mut Experiment,
 ) -> Result<(), LabError> {
     let answers_of = |kind: ServerKind| -> Result<Answers, LabError> {
-        eprintln!("{:<16} querying all {} names", kind.name(), config.names);
+        progress.line(format_args!("{:<16} querying all {} names", kind.name(), config.names));
         let server = testbed.start(kind)?;
         verify::collect(testbed, &server)
     };
     let expected = answers_of(ServerKind::Nsd)?;
     let mut wrong = 0;
-    let tidegate = [ServerKind::TidegateXdp, ServerKind::TidegateKernel];
-    for kind in tidegate.into_iter().filter(|kind| config.servers.contains(kind)) {
+    for kind in config.verified_servers() {
         let comparison = verify::compare_all(&expected, &answers_of(kind)?);
-        eprintln!("{:<16} {} answers are wrong", kind.name(), comparison.wrong_count());
+        progress.step(format_args!(
+            "{:<16} {} answers are wrong",
+            kind.name(),
+            comparison.wrong_count()
+        ));
         result.note(format!(
             "{}: {} answers compared with NSD's, {} different, {} missing",
             kind.name(),

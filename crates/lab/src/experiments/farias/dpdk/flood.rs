@@ -15,6 +15,7 @@ use crate::error::LabError;
 use crate::experiments::goodput_curve::{GoodputCurve, LoadStep};
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::testbed::flood::FloodMeasurement;
 use crate::testbed::process::ServerProcess;
 use crate::testbed::test_case::{DEFAULT_MODE, MODES, SERVICE_PORT, ServiceMode};
@@ -66,10 +67,11 @@ pub(super) fn run(
             curve: GoodputCurve::with_loads(loads),
         }));
     }
+    let progress = Progress::of_part("flood", sweeps.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for flood_sweep in &mut sweeps {
             sweep(config, testbed, flood_sweep)?;
-            print_progress(repeat, flood_sweep);
+            report_step(&progress, repeat, flood_sweep);
         }
     }
     conclude(&sweeps, result);
@@ -153,13 +155,13 @@ fn sweep(
     Ok(())
 }
 
-fn print_progress(repeat: usize, flood_sweep: &FloodSweep) {
-    eprintln!(
+fn report_step(progress: &Progress, repeat: usize, flood_sweep: &FloodSweep) {
+    progress.step(format_args!(
         "{repeat} {:<16} {} us  {} k/s",
         flood_sweep.mode.name,
         flood_sweep.work_us(),
         flood_sweep.curve.format_last_runs()
-    );
+    ));
 }
 
 fn conclude(sweeps: &[FloodSweep], result: &mut Experiment) {

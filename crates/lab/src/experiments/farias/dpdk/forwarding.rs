@@ -15,6 +15,7 @@ use super::testbed::{DpdkTestbed, EAL_MEMORY_FLAG, WireDevices, WireKind};
 use super::testpmd::{BURST_FRAMES, STDBUF, Testpmd};
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::netns::{Namespace, VethConfig, VethEnd, VethPair};
 use crate::testbed::process::{ServerProcess, command_on_core};
@@ -133,12 +134,13 @@ pub(super) fn run(
     let all = links.iter().flat_map(|link| link.forwarders().iter().map(move |&s| (link, s)));
     let mut results: Vec<(&ForwardLink, ForwardResults)> =
         all.map(|(link, forwarder)| (link, empty_results(link, forwarder))).collect();
+    let progress = Progress::of_part("forwarding", results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for (link, results) in &mut results {
             measure(config, testbed, link, results)?;
             let rate = results.runs.last().copied().unwrap_or_default();
             let (name, rate) = (results.forwarder.name(), format_number(rate.round()));
-            eprintln!("{repeat} {:<10} {name:<20} {rate:>12}/s", results.link);
+            progress.step(format_args!("{repeat} {:<10} {name:<20} {rate:>12}/s", results.link));
         }
     }
     let results: Vec<ForwardResults> = results.into_iter().map(|(_, found)| found).collect();

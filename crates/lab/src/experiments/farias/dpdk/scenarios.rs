@@ -9,6 +9,7 @@ use super::testbed::{DpdkTestbed, WireKind};
 use crate::error::LabError;
 use crate::experiments::farias::echo::{self, EchoPoint, Scenario};
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 
 const ECHO_PORT: u16 = 7;
@@ -36,11 +37,12 @@ pub(super) fn run(
             runs: Vec::new(),
         }));
     }
+    let progress = Progress::of_part("scenarios", results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for point_results in &mut results {
             measure(config, testbed, point_results)?;
             if let Some(run) = point_results.runs.last() {
-                eprintln!(
+                progress.step(format_args!(
                     "{repeat} {:<7} {:>6} x {:>5} B: {:>9}/s, p50 {:.1} us, p95 {:.1} us",
                     point_results.scenario.name(),
                     point_results.point.connections,
@@ -48,7 +50,7 @@ pub(super) fn run(
                     format_number(run.requests_per_second.round()),
                     run.latency.p50_us,
                     run.latency.p95_us
-                );
+                ));
             }
         }
     }

@@ -11,6 +11,7 @@ use super::DpdkLabConfig;
 use super::testbed::{DpdkTestbed, WireKind};
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::dns::ZoneFile;
 
@@ -82,17 +83,18 @@ pub(super) fn run(
     let all = wires.iter().flat_map(|&wire| Service::ALL.map(|service| (wire, service)));
     let mut results: Vec<ServiceResults> =
         all.map(|(wire, service)| ServiceResults { wire, service, runs: Vec::new() }).collect();
+    let progress = Progress::of_part("services", results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for service_results in &mut results {
             let run = measure(config, testbed, &zone, service_results)?;
-            eprintln!(
+            progress.step(format_args!(
                 "{repeat} {:<12} {:<17} {:>10}/s, p50 {:.1} us, p99 {:.1} us",
                 service_results.wire.name(),
                 service_results.service.name(),
                 format_number(run.requests_per_second.round()),
                 run.latency.p50_us,
                 run.latency.p99_us
-            );
+            ));
             service_results.runs.push(run);
         }
     }

@@ -15,6 +15,7 @@ use super::testbed::{ChaosTestbed, DaemonUsage, daemon_address};
 use super::well_behaved::{WellBehaved, with_well_behaved};
 use super::{ChaosConfig, RESIDENT_SLACK_BYTES};
 use crate::LabError;
+use crate::report::Progress;
 use crate::testbed::stop::StopOnDrop;
 
 /// Number of targets that run at the same time.
@@ -69,21 +70,39 @@ impl KillResults {
     }
 }
 
+/// Kills of each step of the progress.
+const KILLS_PER_STEP: u64 = 100;
+
+fn warm_up_kills(config: &ChaosConfig) -> u64 {
+    (config.kills / 5).clamp(CONCURRENT_TARGETS, 200)
+}
+
+/// Number of steps of the progress.
+pub(super) fn steps(config: &ChaosConfig) -> usize {
+    (warm_up_kills(config) / KILLS_PER_STEP + config.kills / KILLS_PER_STEP) as usize
+}
+
 /// Kills some targets to warm up, then the configured number.
-pub(super) fn run(testbed: &ChaosTestbed, config: &ChaosConfig) -> Result<KillResults, LabError> {
-    let warm_up = (config.kills / 5).clamp(CONCURRENT_TARGETS, 200);
+pub(super) fn run(
+    testbed: &ChaosTestbed,
+    config: &ChaosConfig,
+    progress: &Progress,
+) -> Result<KillResults, LabError> {
+    let warm_up = warm_up_kills(config);
     let well_behaved = WellBehaved::default();
-    kill_targets(testbed, &well_behaved, warm_up, config.seed ^ u64::MAX)?;
+    kill_targets(testbed, progress, &well_behaved, warm_up, config.seed ^ u64::MAX)?;
     let before = testbed.wait_until_idle(0)?;
-    eprintln!("warm: {before:?}");
-    let kills_by_behaviour = kill_targets(testbed, &well_behaved, config.kills, config.seed)?;
+    progress.line(format_args!("warm: {before:?}"));
+    let kills_by_behaviour =
+        kill_targets(testbed, progress, &well_behaved, config.kills, config.seed)?;
     let after = testbed.wait_until_idle(before.frames_available)?;
-    eprintln!("after {} kills: {after:?}", config.kills);
+    progress.line(format_args!("after {} kills: {after:?}", config.kills));
     Ok(KillResults { well_behaved, kills_by_behaviour, before, after })
 }
 
 fn kill_targets(
     testbed: &ChaosTestbed,
+    progress: &Progress,
     well_behaved: &WellBehaved,
     kills: u64,
     seed: u64,
@@ -105,7 +124,8 @@ fn kill_targets(
                 .map(|index| {
                     let (started, kills_by_behaviour) = (&started, &kills_by_behaviour);
                     scope.spawn(move || {
-                        kill_sequentially(testbed, index, kills, seed, started, kills_by_behaviour)
+                        let lifetimes = Lifetimes { index, kills, seed };
+                        kill_sequentially(testbed, progress, lifetimes, started, kills_by_behaviour)
                     })
                 })
                 .collect();
@@ -121,14 +141,21 @@ fn target_port(index: u64) -> u16 {
     FIRST_TARGET_PORT + index as u16
 }
 
-fn kill_sequentially(
-    testbed: &ChaosTestbed,
+/// Targets that one thread kills: the thread's index, the number of all kills, and the seed.
+struct Lifetimes {
     index: u64,
     kills: u64,
     seed: u64,
+}
+
+fn kill_sequentially(
+    testbed: &ChaosTestbed,
+    progress: &Progress,
+    lifetimes: Lifetimes,
     started: &AtomicU64,
     kills_by_behaviour: &Mutex<BTreeMap<&'static str, u64>>,
 ) -> Result<(), LabError> {
+    let Lifetimes { index, kills, seed } = lifetimes;
     let socket = testbed.socket();
     loop {
         let number = started.fetch_add(1, Ordering::Relaxed);
@@ -149,10 +176,14 @@ fn kill_sequentially(
         if let Ok(mut kills_by_behaviour) = kills_by_behaviour.lock() {
             *kills_by_behaviour.entry(name).or_default() += 1;
         }
-        if number % 100 == 99 {
+        if number % KILLS_PER_STEP == KILLS_PER_STEP - 1 {
             // If the daemon has ended, the report fails and ends the experiment.
             let report = testbed.report()?;
-            eprintln!("{} killed, {} attached", number + 1, report.applications.len());
+            progress.step(format_args!(
+                "{} killed, {} attached",
+                number + 1,
+                report.applications.len()
+            ));
         }
     }
 }

@@ -26,6 +26,7 @@ use self::restart::RestartResults;
 use self::slowdown::Slowdown;
 use self::testbed::ChaosTestbed;
 use self::upgrade::UpgradeResults;
+use crate::report::Progress;
 use crate::stats::round_to_hundredths;
 use crate::{Experiment, LabError};
 
@@ -55,6 +56,14 @@ impl Default for ChaosConfig {
     }
 }
 
+impl ChaosConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { kills: 100, seconds: 0.5, repeats: 1, ..self }
+    }
+}
+
 /// Runs all parts of the experiment.
 ///
 /// # Errors
@@ -65,10 +74,14 @@ pub fn run(config: &ChaosConfig) -> Result<Experiment, LabError> {
         let running = scope.spawn(|| {
             testbed::leave_daemon_core()?;
             let testbed = ChaosTestbed::new()?;
-            let kill_results = kills::run(&testbed, config)?;
-            let slowdowns = slowdown::run(&testbed, config)?;
+            let slowdown_steps = slowdown::PAIRS.len() * config.repeats;
+            let progress = Progress::new(kills::steps(config) + slowdown_steps + 2);
+            let kill_results = kills::run(&testbed, config, &progress)?;
+            let slowdowns = slowdown::run(&testbed, config, &progress)?;
             let restart_results = restart::run(&testbed)?;
+            progress.step("daemon killed and started again");
             let upgrade_results = upgrade::run(&testbed)?;
+            progress.step("daemon upgraded");
             Ok(report(config, &kill_results, &slowdowns, &restart_results, &upgrade_results))
         });
         running.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -15,6 +15,7 @@ use super::target::Behaviour;
 use super::target_process::TargetProcess;
 use super::testbed::{ChaosTestbed, daemon_address, datagram_server};
 use crate::LabError;
+use crate::report::Progress;
 use crate::testbed::stop::StopOnDrop;
 
 /// Number of applications, including the last one.
@@ -56,7 +57,11 @@ impl Slowdown {
 }
 
 /// Measures each misbehaving application and its reference in turn.
-pub(super) fn run(testbed: &ChaosTestbed, config: &ChaosConfig) -> Result<Vec<Slowdown>, LabError> {
+pub(super) fn run(
+    testbed: &ChaosTestbed,
+    config: &ChaosConfig,
+    progress: &Progress,
+) -> Result<Vec<Slowdown>, LabError> {
     let mut slowdowns: Vec<Slowdown> =
         PAIRS.iter().map(|(bad, _)| Slowdown { bad: *bad, runs: Vec::new() }).collect();
     for repeat in 0..config.repeats {
@@ -73,13 +78,13 @@ pub(super) fn run(testbed: &ChaosTestbed, config: &ChaosConfig) -> Result<Vec<Sl
                 run[side] +=
                     measure_requests_per_s(testbed, behaviour, config.seconds / 2.0)? / 2.0;
             }
-            eprintln!(
+            progress.step(format_args!(
                 "{} {:<10} {:.0} requests/s, without {:.0}",
                 repeat + 1,
                 bad.name(),
                 run[1],
                 run[0]
-            );
+            ));
             slowdown.runs.push(run);
         }
     }

@@ -14,6 +14,7 @@ use serde_json::json;
 use super::interface_state::{InterfaceState, round_trip};
 use super::{AttackResult, HostileConfig};
 use crate::LabError;
+use crate::report::Progress;
 use crate::testbed::folder;
 use crate::testbed::netns::{VethConfig, VethPair};
 use crate::testbed::process::ServerProcess;
@@ -45,7 +46,7 @@ const MAX_EFFECTS: usize = 8;
 
 /// One way to end a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
+pub(super) enum Ending {
     /// SIGKILL.
     Killed,
     /// SIGSTOP.
@@ -59,7 +60,7 @@ enum Ending {
 }
 
 impl Ending {
-    const ALL: [Self; 5] =
+    pub(super) const ALL: [Self; 5] =
         [Self::Killed, Self::Stopped, Self::RestorerKilled, Self::BothKilled, Self::AllKilled];
 
     fn name(self) -> &'static str {
@@ -90,8 +91,11 @@ struct Effects {
     descriptions: Vec<String>,
 }
 
+/// Trials of each line of the progress.
+const TRIALS_PER_LINE: u64 = 20;
+
 /// Kills and stops servers.
-pub(super) fn run(config: &HostileConfig) -> Result<AttackResult, LabError> {
+pub(super) fn run(config: &HostileConfig, progress: &Progress) -> Result<AttackResult, LabError> {
     let testbed = Testbed::new()?;
     let mut rng = fastrand::Rng::with_seed(config.seed);
     let (mut rows, mut notes) = (Vec::new(), Vec::new());
@@ -100,8 +104,10 @@ pub(super) fn run(config: &HostileConfig) -> Result<AttackResult, LabError> {
         let mut effects = Effects::default();
         for trial in 0..config.trials {
             testbed.attack(ending, trial, config, &mut rng, &mut effects)?;
-            if trial % 20 == 19 {
-                eprintln!("{}: {} trials", ending.name(), trial + 1);
+            if trial % TRIALS_PER_LINE == TRIALS_PER_LINE - 1 {
+                progress.step(format_args!("{}: {} trials", ending.name(), trial + 1));
+            } else {
+                progress.advance();
             }
         }
         rows.push(json!({

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 pub use attacker::{Attack, AttackerConfig, run_attacker};
 
+use crate::report::Progress;
 use crate::{Experiment, LabError};
 
 /// Configuration of the experiment.
@@ -54,10 +55,18 @@ impl HostilePart {
         }
     }
 
-    fn run(self, config: &HostileConfig) -> Result<AttackResult, LabError> {
+    fn run(self, config: &HostileConfig, progress: &Progress) -> Result<AttackResult, LabError> {
         match self {
-            Self::LeftBehind => left_behind::run(config),
-            Self::Neighbour => neighbour::run(config),
+            Self::LeftBehind => left_behind::run(config, progress),
+            Self::Neighbour => neighbour::run(config, progress),
+        }
+    }
+
+    /// Steps of the part: a trial, or a load beside an attacker.
+    fn steps(self, config: &HostileConfig) -> usize {
+        match self {
+            Self::LeftBehind => left_behind::Ending::ALL.len() * config.trials as usize,
+            Self::Neighbour => Attack::ALL.len() * config.repeats,
         }
     }
 }
@@ -73,6 +82,14 @@ impl Default for HostileConfig {
             parts: Vec::new(),
             daemon: None,
         }
+    }
+}
+
+impl HostileConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { trials: 10, seconds: 1.0, repeats: 1, ..self }
     }
 }
 
@@ -93,8 +110,10 @@ struct AttackResult {
 pub fn run(config: &HostileConfig) -> Result<Experiment, LabError> {
     let mut result = Experiment::new("hostile");
     let parts = HostilePart::ALL.into_iter();
-    for part in parts.filter(|part| config.parts.is_empty() || config.parts.contains(part)) {
-        let AttackResult { figures, rows, notes } = part.run(config)?;
+    let parts = parts.filter(|part| config.parts.is_empty() || config.parts.contains(part));
+    let progress = Progress::new(parts.clone().map(|part| part.steps(config)).sum());
+    for part in parts {
+        let AttackResult { figures, rows, notes } = part.run(config, &progress)?;
         figures.into_iter().for_each(|(name, value)| result.figure(name, value));
         result.rows.extend(rows);
         notes.into_iter().for_each(|note| result.note(note));

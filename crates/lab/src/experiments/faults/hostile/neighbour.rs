@@ -17,6 +17,7 @@ use tidegate_service::daemon::DaemonReport;
 use super::attacker::Attack;
 use super::{AttackResult, HostileConfig};
 use crate::LabError;
+use crate::report::Progress;
 use crate::stats::median;
 use crate::testbed::folder;
 use crate::testbed::netns::{VethConfig, VethPair};
@@ -110,20 +111,20 @@ impl Row {
 }
 
 /// Runs every attacker beside the honest server.
-pub(super) fn run(config: &HostileConfig) -> Result<AttackResult, LabError> {
+pub(super) fn run(config: &HostileConfig, progress: &Progress) -> Result<AttackResult, LabError> {
     let (server_core, load_core) = choose_cores()?;
     let testbed = Testbed::new(config, server_core, load_core)?;
     let mut rows = Attack::ALL.map(Row::new);
     for repeat in 1..=config.repeats {
         for row in &mut rows {
             row.add(testbed.measure(row.attack, config.seconds)?);
-            eprintln!(
+            progress.step(format_args!(
                 "{repeat} of {}: {}: p99.9 {:.0} us, {} lost",
                 config.repeats,
                 row.attack.name(),
                 row.p999_us.last().copied().unwrap_or(f64::NAN),
-                row.lost,
-            );
+                row.lost
+            ));
         }
     }
     Ok(report(&rows, server_core, load_core))

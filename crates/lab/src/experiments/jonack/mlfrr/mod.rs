@@ -15,6 +15,7 @@ use tidegate_load::format_number;
 
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
+use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::cpu;
 use crate::testbed::flood::{
@@ -128,12 +129,16 @@ pub fn run(config: &MlfrrConfig) -> Result<Experiment, LabError> {
     let mut result = Experiment::new("mlfrr");
     describe(config, &mut result);
     let (mut ratios, mut rates) = (Vec::new(), [Vec::new(), Vec::new()]);
+    let progress = Progress::new(2 * config.repeats);
     for repeat in 1..=config.repeats {
         let mut results_pps = [0.0; 2];
         let sides = [("baseline", &config.baseline), ("target", &config.target)];
         for (side, (name, line)) in sides.into_iter().enumerate() {
             let (found_pps, loads) = search_server(config, &testbed, line)?;
-            eprintln!("{repeat} {name:<9} {} packets/s", format_number(found_pps.round()));
+            progress.step(format_args!(
+                "{repeat} {name:<9} {} packets/s",
+                format_number(found_pps.round())
+            ));
             result.rows.push(json!({
                 "repeat": repeat,
                 "server": name,

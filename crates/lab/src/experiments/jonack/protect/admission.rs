@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::ProtectConfig;
 use crate::error::LabError;
+use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::client::{
     Client, RequestKind, answered_share, count_answered, median_latency_s,
@@ -91,6 +92,7 @@ pub(super) fn run(
             FloodRate::Unlimited,
         ),
     ];
+    let progress = Progress::of_part("admission", policies.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for policy_results in &mut policies {
             let run = measure_known_client(
@@ -99,14 +101,14 @@ pub(super) fn run(
                 policy_results.flags,
                 policy_results.flood_rate.pps(),
             )?;
-            eprintln!(
+            progress.step(format_args!(
                 "{repeat} {:<20} {:.1} % of the known client's requests answered, {:.1} % lost \
                  on the RX ring, {:.0} k/s offered",
                 policy_results.name,
                 100.0 * run.answered_share,
                 100.0 * run.rx_missed_share,
                 run.offered_pps / 1e3
-            );
+            ));
             policy_results.runs.push(run);
         }
     }

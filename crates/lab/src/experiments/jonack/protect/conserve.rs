@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::ProtectConfig;
 use crate::error::LabError;
+use crate::report::progress::Progress;
 use crate::testbed::client::{Client, RequestKind, answered_share};
 use crate::testbed::dns::servers::{Server, ServerKind};
 use crate::testbed::dns::tools::{DnsTool, DnsToolRun};
@@ -70,6 +71,7 @@ pub(super) fn run(
         |known_client| counts.iter().map(move |&count| Sources::Unknown { count, known_client });
     let rows = unknown(false).chain(unknown(true)).chain(DnsTool::ALL.map(Sources::Tool));
     let mut cells = Vec::new();
+    let progress = Progress::of_part("conserve", rows.clone().count() * config.repeats);
     for sources in rows {
         for repeat in 1..=config.repeats {
             let measure = |admission: bool| match sources {
@@ -81,7 +83,7 @@ pub(super) fn run(
             };
             let (with, without) = (measure(true)?, measure(false)?);
             for ((factor, with), (_, without)) in with.into_iter().zip(without) {
-                report_progress(repeat, sources, factor, &with, &without);
+                report_run(&progress, repeat, sources, factor, &with, &without);
                 let same =
                     |cell: &&mut ConserveCell| cell.sources == sources && cell.factor == factor;
                 match cells.iter_mut().find(same) {
@@ -92,12 +94,14 @@ pub(super) fn run(
                     }
                 }
             }
+            progress.step(format_args!("{repeat} {}: measured", sources.name()));
         }
     }
     Ok(cells)
 }
 
-fn report_progress(
+fn report_run(
+    progress: &Progress,
     repeat: usize,
     sources: Sources,
     factor: f64,
@@ -107,13 +111,13 @@ fn report_progress(
     let known = with.known_answered.map_or(String::new(), |share| {
         format!(", {:.1} % of the known client's answered", 100.0 * share)
     });
-    eprintln!(
+    progress.line(format_args!(
         "{repeat} {} at {factor}: {:.0} of {:.0} k/s served with admission, {:.0} without{known}",
         sources.name(),
         with.served_pps / 1e3,
         with.offered_pps / 1e3,
-        without.served_pps / 1e3,
-    );
+        without.served_pps / 1e3
+    ));
 }
 
 /// Requests per second that the server serves without admission, when far more arrive.
@@ -215,7 +219,8 @@ fn measure_tool(
     let mut setup = zone.setup(folder.path(), testbed);
     setup.flags.extend(admission.then(|| ADMISSION.to_owned()));
     let queries = zone.write_queries(folder.path())?;
-    let factors = if tool == DnsTool::Kxdpgun { &LOAD_FACTORS[..] } else { &LOAD_FACTORS[..1] };
+    let has_all_loads = tool == DnsTool::Kxdpgun && !config.is_quick();
+    let factors = if has_all_loads { &LOAD_FACTORS[..] } else { &LOAD_FACTORS[..1] };
     let mut runs = Vec::new();
     for &factor in factors {
         testbed.prepare(Receiver::Server)?;

@@ -8,6 +8,7 @@ use super::ProtectConfig;
 use super::second_interface::{PingResult, SecondInterface};
 use crate::error::LabError;
 use crate::report::plot::{Axis, Panel, Series};
+use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::flood::{FloodMeasurement, FloodSource, FloodTestbed};
 use crate::testbed::test_case::{EchoService, Transport};
@@ -46,6 +47,7 @@ pub(super) fn run(
         .collect();
     let namespace = &testbed.pair.b.namespace;
     let second_interface = SecondInterface::new(namespace, config.server_core, config.load_core)?;
+    let progress = Progress::of_part("levels", results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for level_results in &mut results {
             measure(config, testbed, &second_interface, level_results)?;
@@ -55,7 +57,11 @@ pub(super) fn run(
                 .filter_map(|seen| seen.last())
                 .map(summarize)
                 .collect();
-            eprintln!("{repeat} {:<16} {}", level_results.transport.name(), summaries.join("  "));
+            progress.step(format_args!(
+                "{repeat} {:<16} {}",
+                level_results.transport.name(),
+                summaries.join("  ")
+            ));
         }
     }
     Ok(results)

@@ -68,7 +68,7 @@ impl Default for ProtectConfig {
             carriers: Vec::new(),
             seconds: 1.0,
             third_seconds: 2.0,
-            repeats: 5,
+            repeats: 3,
             server_core: 1,
             load_core: 0,
         }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::ProtectConfig;
 use crate::error::LabError;
 use crate::report::plot::{Axis, Panel, Series, Span};
+use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::client::{
     Client, RequestKind, RequestRecord, answered_share, median_latency_s, recovery_s,
@@ -48,12 +49,16 @@ pub(super) fn run(
         .into_iter()
         .map(|transport| TimelineResults { transport, runs: Vec::new(), third_s })
         .collect();
+    let progress = Progress::of_part("time line", results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for timeline in &mut results {
             timeline.runs.push(measure_run(config, testbed, timeline.transport)?);
             let recovery = timeline.runs.last().and_then(TimelineRun::recovery_ms);
             let recovery = recovery.map_or("never".into(), |ms| format!("{ms:.1} ms"));
-            eprintln!("{repeat} {:<16} recovered after {recovery}", timeline.transport.name());
+            progress.step(format_args!(
+                "{repeat} {:<16} recovered after {recovery}",
+                timeline.transport.name()
+            ));
         }
     }
     Ok(results)

@@ -15,6 +15,7 @@ use super::flood_testbed::{self, FloodTestbed, RouterSetup, RunningRouter};
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::stats::{median, round_to_hundredths};
 use crate::testbed::cpu;
 use crate::testbed::load::flood;
@@ -118,10 +119,11 @@ pub fn run(config: &CpuShareConfig) -> Result<Experiment, LabError> {
         ShareResults { share_percent, steps }
     };
     let mut results: Vec<ShareResults> = config.shares_percent.iter().map(new_results).collect();
+    let progress = Progress::new(results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for share_results in &mut results {
             sweep(config, &testbed, share_results)?;
-            print_progress(repeat, share_results);
+            report_step(&progress, repeat, share_results);
         }
     }
     let mut result = Experiment::new("cpu-share");
@@ -300,7 +302,7 @@ impl ShareResults {
     }
 }
 
-fn print_progress(repeat: usize, share_results: &ShareResults) {
+fn report_step(progress: &Progress, repeat: usize, share_results: &ShareResults) {
     let last = |(_, runs): &(Option<f64>, Vec<CpuShares>)| {
         let run = runs.last()?;
         let (offered, forwarded) = (run.offered_pps / 1e3, run.forwarded_pps / 1e3);
@@ -313,7 +315,11 @@ fn print_progress(repeat: usize, share_results: &ShareResults) {
         ))
     };
     let steps: Vec<String> = share_results.steps.iter().filter_map(last).collect();
-    eprintln!("{repeat} {:>3} %  {}", share_results.share_percent, steps.join("  "));
+    progress.step(format_args!(
+        "{repeat} {:>3} %  {}",
+        share_results.share_percent,
+        steps.join("  ")
+    ));
 }
 
 fn describe(config: &CpuShareConfig, result: &mut Experiment) {

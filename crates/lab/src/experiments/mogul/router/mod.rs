@@ -23,6 +23,7 @@ use crate::error::LabError;
 use crate::experiments::goodput_curve::GoodputCurve;
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::stats::round_to_thousandths;
 use crate::testbed::load::flood;
 use crate::testbed::netns;
@@ -236,10 +237,11 @@ pub fn run(config: &RouterLabConfig) -> Result<Experiment, LabError> {
         .into_iter()
         .map(|line| LineResults { line, curve: GoodputCurve::with_loads(loads()) })
         .collect();
+    let progress = Progress::new(results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for line_results in &mut results {
             sweep(config, &testbed, line_results)?;
-            print_progress(repeat, line_results);
+            report_step(&progress, repeat, line_results);
         }
     }
     let mut result = Experiment::new("router");
@@ -264,12 +266,12 @@ fn sweep(
     Ok(())
 }
 
-fn print_progress(repeat: usize, line_results: &LineResults) {
-    eprintln!(
+fn report_step(progress: &Progress, repeat: usize, line_results: &LineResults) {
+    progress.step(format_args!(
         "{repeat} {:<38} {} k/s",
         line_results.line.name(),
         line_results.curve.format_last_runs()
-    );
+    ));
 }
 
 fn describe(config: &RouterLabConfig, result: &mut Experiment) {

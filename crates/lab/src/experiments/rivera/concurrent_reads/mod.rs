@@ -20,6 +20,7 @@ use tidegate_load::format_number;
 use crate::Experiment;
 use crate::LabError;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::stats::{round_to_hundredths, round_to_thousandths};
 use crate::testbed::cpu;
 use crate::testbed::folder;
@@ -87,6 +88,14 @@ impl Default for ConcurrentReadsConfig {
     }
 }
 
+impl ConcurrentReadsConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { units: 100_000, calls: 3_000_000, runs: 1, ..self }
+    }
+}
+
 const MAX_THREADS: usize = 1024;
 
 impl ConcurrentReadsConfig {
@@ -117,6 +126,7 @@ pub fn run(config: &ConcurrentReadsConfig) -> Result<Experiment, LabError> {
     let published = published::read_published()?;
     let mut result = Experiment::new("concurrent-reads");
     let mut measured: Vec<(ReadSource, usize, f64)> = Vec::new();
+    let progress = Progress::new(ReadSource::ALL.len() * config.threads.len());
     for source in ReadSource::ALL {
         for &threads in &config.threads {
             let seconds = median_seconds(config, source, threads)?;
@@ -134,6 +144,7 @@ pub fn run(config: &ConcurrentReadsConfig) -> Result<Experiment, LabError> {
                 row[format!("linux_{}", paper.linux)] = json!(paper.seconds);
             }
             result.rows.push(row);
+            progress.step(format_args!("{} {threads} threads: {seconds:.2} s", source.name()));
         }
     }
     let cores = cpu::available_cores();

@@ -25,6 +25,7 @@ use crate::experiments::rivera::receive_queues::model::{
     ModelConfig, ModelOutcome, ModelPacket, measure,
 };
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::stats::{round_to_hundredths, round_to_thousandths};
 use crate::testbed::cpu;
 use published::{LockTables, PublishedRow};
@@ -93,6 +94,14 @@ const QUEUE_CASES: [QueueCase; 6] = [
     },
 ];
 
+/// Ways to read Tidegate's stack, with the IP version.
+const STACK_CASES: [(ReadMethod, &str); 4] = [
+    (ReadMethod::OneSocket, "ipv4"),
+    (ReadMethod::OneSocket, "ipv6"),
+    (ReadMethod::QueuePerReader, "ipv4"),
+    (ReadMethod::QueuePerReader, "ipv6"),
+];
+
 fn run_on<S, A, B>(run: &ModelConfig) -> io::Result<ModelOutcome>
 where
     S: Structure<Packet = ModelPacket>,
@@ -114,11 +123,15 @@ pub fn run(config: &LockContentionConfig) -> Result<Experiment, LabError> {
     }
     let published = LockTables::read()?;
     let mut result = Experiment::new("lock-contention");
+    let cases = QUEUE_CASES.len() + STACK_CASES.len();
+    let progress = Progress::new(cases * config.readers.len());
     for case in &QUEUE_CASES {
         for &readers in &config.readers {
             let free = measure_median(config, case, readers, Duration::ZERO)?;
             let rows = rows(case, readers, None, &free, config, &published);
             result.rows.extend(rows);
+            let (queue, accounting) = (case.queue, case.accounting);
+            progress.step(format_args!("{queue}, accounting {accounting}, {readers} readers"));
             if readers != 1 || case.accounting != "one lock" {
                 continue;
             }
@@ -128,7 +141,7 @@ pub fn run(config: &LockContentionConfig) -> Result<Experiment, LabError> {
             result.rows.extend(self::rows(case, readers, Some(pause), &paced, config, &published));
         }
     }
-    stack_rows(config, &published, &mut result)?;
+    stack_rows(config, &published, &progress, &mut result)?;
     figures(config, &mut result);
     result.columns = vec![
         "tables",
@@ -265,27 +278,27 @@ fn fill_paper(row: &mut Value, paper: &PublishedRow) {
 fn stack_rows(
     config: &LockContentionConfig,
     published: &LockTables,
+    progress: &Progress,
     result: &mut Experiment,
 ) -> Result<(), LabError> {
-    for read_method in [ReadMethod::OneSocket, ReadMethod::QueuePerReader] {
-        for ip in ["ipv4", "ipv6"] {
-            for &readers in &config.readers {
-                let mut run = StackRun {
-                    read_method,
-                    ipv6: ip == "ipv6",
-                    readers,
-                    packets_per_reader: config.packets_per_reader,
-                    pause: Duration::ZERO,
-                    cut_off: CUT_OFF,
-                };
-                let free = median_of_stack(config, run)?;
-                result.rows.push(stack_row(ip, run, &free, published));
-                if readers == 1 {
-                    run.pause = Duration::from_nanos(free.lock.held_mean_ns() as u64);
-                    let paced = median_of_stack(config, run)?;
-                    result.rows.push(stack_row(ip, run, &paced, published));
-                }
+    for (read_method, ip) in STACK_CASES {
+        for &readers in &config.readers {
+            let mut run = StackRun {
+                read_method,
+                ipv6: ip == "ipv6",
+                readers,
+                packets_per_reader: config.packets_per_reader,
+                pause: Duration::ZERO,
+                cut_off: CUT_OFF,
+            };
+            let free = median_of_stack(config, run)?;
+            result.rows.push(stack_row(ip, run, &free, published));
+            if readers == 1 {
+                run.pause = Duration::from_nanos(free.lock.held_mean_ns() as u64);
+                let paced = median_of_stack(config, run)?;
+                result.rows.push(stack_row(ip, run, &paced, published));
             }
+            progress.step(format_args!("{}, {ip}, {readers} readers", read_method.name()));
         }
     }
     Ok(())

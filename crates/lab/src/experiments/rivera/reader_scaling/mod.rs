@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::Experiment;
 use crate::LabError;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::stats::round_to_hundredths;
 use crate::testbed::cpu;
 use crate::testbed::flood::{FloodSource, FloodTestbed};
@@ -83,7 +84,7 @@ impl Default for ReaderScalingConfig {
             work_ns: vec![0, 1_000, 5_000],
             loads_pps: vec![150e3, 250e3, 400e3, 600e3, 900e3],
             seconds: 0.4,
-            repeats: 5,
+            repeats: 3,
             placements: CorePlacement::ALL.into(),
             server_core: 1,
             load_core: 0,
@@ -95,7 +96,14 @@ impl ReaderScalingConfig {
     /// Reduces loads, times and repetitions for a quick run.
     #[must_use]
     pub fn quick(self) -> Self {
-        Self { loads_pps: vec![200e3, 400e3], seconds: 0.2, repeats: 1, ..self }
+        Self {
+            readers: vec![1, 2, 4],
+            work_ns: vec![0, 5_000],
+            loads_pps: vec![200e3, 400e3],
+            seconds: 0.2,
+            repeats: 1,
+            ..self
+        }
     }
 }
 
@@ -162,23 +170,21 @@ impl ReaderPoint {
 ///
 /// # Errors
 /// Without root or without two cores; when a server does not start.
-pub fn run(
-    config: &ReaderScalingConfig,
-    progress: &mut dyn FnMut(&str),
-) -> Result<Experiment, LabError> {
+pub fn run(config: &ReaderScalingConfig) -> Result<Experiment, LabError> {
     check_config(config)?;
     let mut testbeds = Testbeds::default();
     let mut points: Vec<ReaderPoint> =
         config.cases().map(|case| ReaderPoint { case, best_rps: Vec::new() }).collect();
+    let progress = Progress::new(points.len() * config.repeats);
     for repeat in 0..config.repeats {
         for ReaderPoint { case, best_rps } in &mut points {
-            let Case { placement, setup, readers, work_ns } = case;
+            let Case { placement, setup, readers, work_ns } = *case;
             let (placement, setup) = (placement.name(), setup.name());
-            progress(&format!(
+            best_rps.push(measure(config, &mut testbeds, *case)?);
+            progress.step(format_args!(
                 "{}: {placement}, {setup}, {readers} readers, {work_ns} ns",
                 repeat + 1
             ));
-            best_rps.push(measure(config, &mut testbeds, *case)?);
         }
     }
     Ok(experiment(config, &points))

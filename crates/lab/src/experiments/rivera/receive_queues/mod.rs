@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::Experiment;
 use crate::LabError;
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::stats::round_to_hundredths;
 use crate::testbed::cpu;
 use model::ModelConfig;
@@ -46,9 +47,9 @@ impl Default for ReceiveQueuesConfig {
         Self {
             packets_per_reader: 1_000_000,
             runs: 5,
-            producers: (1..=4).collect(),
-            readers: (1..=10).collect(),
-            symmetric: (1..=10).collect(),
+            producers: Vec::new(),
+            readers: Vec::new(),
+            symmetric: vec![1, 4, 10],
             schemes: Vec::new(),
             time_limit: Duration::from_secs(25),
         }
@@ -56,15 +57,19 @@ impl Default for ReceiveQueuesConfig {
 }
 
 impl ReceiveQueuesConfig {
-    /// Reduces the cases to those that the figures need, with fewer packets, for a quick run.
+    /// Fewer packets and runs, for a quick run.
     #[must_use]
     pub fn quick(self) -> Self {
+        Self { packets_per_reader: MIN_RELIABLE_PACKETS, runs: 3, ..self }
+    }
+
+    /// All numbers of producers and readers of the paper, instead of those of the figures.
+    #[must_use]
+    pub fn long(self) -> Self {
         Self {
-            packets_per_reader: MIN_RELIABLE_PACKETS,
-            runs: 3,
-            producers: Vec::new(),
-            readers: Vec::new(),
-            symmetric: vec![1, 4, 10],
+            producers: (1..=4).collect(),
+            readers: (1..=10).collect(),
+            symmetric: (1..=10).collect(),
             ..self
         }
     }
@@ -126,14 +131,11 @@ impl QueuePoint {
     }
 }
 
-/// Measures every queue in every case; passes the current case to `progress`.
+/// Measures every queue in every case.
 ///
 /// # Errors
 /// When a queue is unknown, threads cannot be created, or a packet was lost.
-pub fn run(
-    config: &ReceiveQueuesConfig,
-    progress: &mut dyn FnMut(&str),
-) -> Result<Experiment, LabError> {
+pub fn run(config: &ReceiveQueuesConfig) -> Result<Experiment, LabError> {
     let schemes = config.selected_schemes()?;
     if config.packets_per_reader == 0 || config.runs == 0 {
         return Err(LabError::Config("give --packets and --runs of at least 1".into()));
@@ -142,8 +144,9 @@ pub fn run(
         return Err(LabError::Config("give at least one producer and one reader".into()));
     }
     let mut points = Vec::new();
-    for (producers, readers) in config.cases() {
-        progress(&format!("{producers} producers, {readers} readers"));
+    let cases = config.cases();
+    let progress = Progress::new(cases.len());
+    for (producers, readers) in cases {
         let point = |&scheme: &Scheme| QueuePoint {
             scheme,
             producers,
@@ -165,6 +168,7 @@ pub fn run(
             }
         }
         points.extend(case);
+        progress.step(format_args!("{producers} producers, {readers} readers"));
     }
     experiment(config, &points)
 }
@@ -382,7 +386,7 @@ mod tests {
         let schemes = ["multi-queue-spinlock", "single-queue-spinlock", "ring"];
         let config =
             ReceiveQueuesConfig { schemes: schemes.map(str::to_owned).into(), ..small_config() };
-        let result = run(&config, &mut |_| ()).unwrap();
+        let result = run(&config).unwrap();
         assert_eq!(result.rows.len(), 5 * 3);
         for row in &result.rows {
             assert_eq!(row["runs_us"].as_array().map(Vec::len), Some(2));
@@ -397,7 +401,7 @@ mod tests {
     #[test]
     fn rejects_unknown_queue_and_lists_valid_names() {
         let config = ReceiveQueuesConfig { schemes: vec!["cue".into()], ..small_config() };
-        let error = run(&config, &mut |_| ()).unwrap_err().to_string();
+        let error = run(&config).unwrap_err().to_string();
         assert!(error.contains("cue") && error.contains("grid-burst"), "{error}");
     }
 
@@ -413,7 +417,7 @@ mod tests {
             schemes: vec!["ring".into(), "grid-burst".into()],
             time_limit: Duration::from_millis(10),
         };
-        let result = run(&config, &mut |_| ()).unwrap();
+        let result = run(&config).unwrap();
         assert!(result.rows.iter().all(|row| row["cut_off"] == 1 && row["elapsed_us"].is_null()));
         assert!(result.notes.iter().any(|note| note.contains("2 runs were cut off")));
     }

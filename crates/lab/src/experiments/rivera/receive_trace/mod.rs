@@ -12,6 +12,7 @@ mod tidegate_path;
 use serde_json::json;
 
 use crate::report::plot::{Axis, Panel, Picture, Series};
+use crate::report::progress::Progress;
 use crate::testbed::tracefs::TscRate;
 use crate::{Experiment, LabError};
 
@@ -27,6 +28,14 @@ pub struct ReceiveTraceConfig {
 impl Default for ReceiveTraceConfig {
     fn default() -> Self {
         Self { packets: 20_000, payload_bytes: 64 }
+    }
+}
+
+impl ReceiveTraceConfig {
+    /// Reduces numbers and repetitions for a quick run.
+    #[must_use]
+    pub fn quick(self) -> Self {
+        Self { packets: 2_000, ..self }
     }
 }
 
@@ -84,13 +93,16 @@ pub fn run(config: &ReceiveTraceConfig) -> Result<Experiment, LabError> {
     let mut result = Experiment::new("receive-trace");
     let cycles = TscRate::measure();
     let mut panels = Vec::new();
+    let progress = Progress::new(4);
     for (family, ipv6) in [("IPv4", false), ("IPv6", true)] {
         let kernel = kernel_path::trace_packets(config, ipv6, cycles)?;
         let suffix = if ipv6 { "_v6" } else { "" };
         result.figure(&format!("kernel_event_ns{suffix}"), round_to_tenths(kernel.event_ns));
         panels.push(add_path(&mut result, "kernel", family, kernel.stages, kernel.event_ns));
+        progress.step(format_args!("kernel, {family}"));
         let stages = tidegate_path::trace_packets(config, ipv6, cycles)?;
         panels.push(add_path(&mut result, "tidegate", family, stages, 0.0));
+        progress.step(format_args!("tidegate, {family}"));
     }
     result.columns =
         vec!["path", "family", "stage", "median_ns", "p90_ns", "share_percent", "what"];
