@@ -262,6 +262,10 @@ impl Connection {
             self.send.tail_probe_end = end;
         }
         let mut out = self.build_segment(now_ns, start, bytes, fin);
+        if bytes == usable && bytes < mss {
+            // The window has cut the segment: no more can come until the peer's application reads.
+            out.flags = out.flags | TcpFlags::PSH;
+        }
         out.ecn_capable =
             self.flags.contains(ConnFlags::ECN) && !self.flags.contains(ConnFlags::SENDS_NO_ECT);
         if self.flags.contains(ConnFlags::ECN) && bytes > 0 && self.flags.take(ConnFlags::SEND_CWR)
