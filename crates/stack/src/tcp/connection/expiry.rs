@@ -89,15 +89,16 @@ impl Connection {
         let Some(flight) = self.recovery.flight.as_ref().filter(|flight| !flight.is_empty()) else {
             return self.arm_window_probe(now_ns);
         };
-        if self.send.window == 0 && flight.len() == 1 && self.is_synchronized() {
-            let probe_at_ns = self.timers.rto_base_ns.saturating_add(self.probe_wait_ns());
-            return self.timers.set_rtx(RtxTimer::Persist, probe_at_ns);
+        if self.send.window == 0 && self.is_synchronized() {
+            // RFC 9293 section 3.8.6: the window has shrunk behind what was sent. Retransmissions
+            // probe it, and do not end the connection while they are answered.
+            if self.timers.rtx != RtxTimer::Persist {
+                self.timers.window_probes_sent = 0;
+            }
+            return self.set_window_probe(self.timers.rto_base_ns);
         }
         let rto_at_ns = self.timers.rto_base_ns.saturating_add(self.recovery.rtt.rto_ns());
-        let user_timeout_at_ns = self.options.user_timeout_ms.map_or(NEVER, |limit_ms| {
-            self.timers.stalled_since_ns.saturating_add(u64::from(limit_ms) * NS_PER_MS)
-        });
-        let rto_at_ns = rto_at_ns.min(user_timeout_at_ns);
+        let rto_at_ns = rto_at_ns.min(self.user_timeout_at_ns());
         self.timers.set_rtx(RtxTimer::Retransmission, rto_at_ns);
         if flight.reorder_deadline_ns != 0 && flight.reorder_deadline_ns < rto_at_ns {
             return self.timers.set_rtx(RtxTimer::Reordering, flight.reorder_deadline_ns);
@@ -137,16 +138,24 @@ impl Connection {
         } else if self.timers.rtx != RtxTimer::Persist {
             self.timers.window_probes_sent = 0;
             self.timers.stalled_since_ns = now_ns;
-            let wait_ns = self.probe_wait_ns();
-            self.timers.set_rtx(RtxTimer::Persist, now_ns.saturating_add(wait_ns));
+            self.set_window_probe(now_ns);
         } else if self.timers.rtx_deadline_ns == NEVER {
-            self.timers.rtx_deadline_ns = now_ns.saturating_add(self.probe_wait_ns());
+            self.set_window_probe(now_ns);
         }
     }
 
-    /// Time until the next window probe.
-    fn probe_wait_ns(&self) -> u64 {
-        self.recovery.rtt.probe_wait_ns(self.timers.window_probes_sent)
+    /// Sets the timer for the next window probe, counted from `since_ns`.
+    fn set_window_probe(&mut self, since_ns: u64) {
+        let wait_ns = self.recovery.rtt.probe_wait_ns(self.timers.window_probes_sent);
+        let probe_at_ns = since_ns.saturating_add(wait_ns).min(self.user_timeout_at_ns());
+        self.timers.set_rtx(RtxTimer::Persist, probe_at_ns);
+    }
+
+    /// Time at which the user time-out ends the connection, unless there is progress.
+    fn user_timeout_at_ns(&self) -> u64 {
+        self.options.user_timeout_ms.map_or(NEVER, |limit_ms| {
+            self.timers.stalled_since_ns.saturating_add(u64::from(limit_ms) * NS_PER_MS)
+        })
     }
 
     /// Handles expiry of the timer for segments in flight. The timer restarts only after the
@@ -215,7 +224,7 @@ impl Connection {
         if self.recovery.mark_first_lost() {
             self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
         } else {
-            self.flags.insert(ConnFlags::FORCE_WINDOW_PROBE);
+            self.flags.insert(ConnFlags::FORCE_OUTPUT);
         }
         self.flags.insert(ConnFlags::WANTS_OUTPUT);
     }

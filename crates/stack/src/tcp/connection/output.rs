@@ -215,20 +215,17 @@ impl Connection {
         }
         let mss = u32::from(self.send.mss);
         let usable = self.send.usable_window();
-        let forced = self.flags.take(ConnFlags::FORCE_WINDOW_PROBE);
+        let forced = self.flags.take(ConnFlags::FORCE_OUTPUT);
+        if forced && usable == 0 {
+            return Some(self.window_probe(now_ns));
+        }
         let sack = self.flags.contains(ConnFlags::SACK);
         let probe_bytes = self.recovery.mtu_probe_bytes(now_ns, &self.send, sack, usable);
         let probe_bytes = probe_bytes.filter(|_| !self.flags.contains(ConnFlags::TAIL_PROBE_NOW));
-        let mut bytes = probe_bytes.unwrap_or(unsent.min(mss).min(usable));
-        if forced && bytes == 0 {
-            // RFC 9293 section 3.8.6.1: one byte beyond the window.
-            bytes = unsent.min(1);
-        }
+        let bytes = probe_bytes.unwrap_or(unsent.min(mss).min(usable));
         let drains_queue = bytes == unsent;
         let at_once = || self.options.no_delay || self.flags.contains(ConnFlags::FIN_QUEUED);
-        let fin = self.flags.contains(ConnFlags::FIN_QUEUED)
-            && drains_queue
-            && (forced || usable > bytes || unsent == 0 && usable > 0);
+        let fin = self.flags.contains(ConnFlags::FIN_QUEUED) && drains_queue && usable > bytes;
         if bytes == 0 && !fin {
             return None;
         }
@@ -273,6 +270,17 @@ impl Connection {
             out.flags = out.flags | TcpFlags::CWR;
         }
         Some(out)
+    }
+
+    /// Returns a probe of the peer's closed window while nothing is in flight (RFC 9293 section
+    /// 3.8.6.1): an old sequence number without data, which every peer has to answer with its
+    /// acknowledgement and window (section 3.10.7.4).
+    ///
+    /// The RFC's own form is one octet of new data. A peer that does not take the octet leaves it
+    /// in flight, to be retransmitted apart from the data that follows. Probes without data are
+    /// those of Linux, and have the form of keep-alive probes (section 3.8.4): peers answer them.
+    fn window_probe(&mut self, now_ns: u64) -> OutSegment {
+        self.build_segment(now_ns, self.send.una - 1, 0, false)
     }
 
     /// Restarts the congestion window after an idle period (RFC 5681 section 4.1).
