@@ -32,6 +32,7 @@ fn every_script_across_upgrades_at_rest() {
 /// Segments in flight when the stack is replaced give no sample. These scripts expect its
 /// effects: other time-outs, and tolerance of segments that may only be delayed.
 const NEED_RTT_SAMPLES: &[&str] = &[
+    "cork-and-a-small-window.tcp",
     "pacing-after-a-pause.tcp",
     "hostile-shrinking-window.tcp",
     "hostile-window-never-opens.tcp",

@@ -20,6 +20,9 @@ const MAX_SYN_RETRIES: u8 = 7;
 const MAX_SYN_ACK_RETRIES: u8 = 5;
 /// Maximum time without progress for a connection that the application has closed.
 const MAX_ORPHAN_STALL_NS: u64 = 120_000_000_000;
+/// Maximum time for which a segment that is not full is held back, with nothing in flight, as at
+/// Linux.
+const MAX_CORK_NS: u64 = 200_000_000;
 /// Consecutive time-outs after which the path is suspected to swallow large packets
 /// (RFC 4821 section 7.7).
 const BLACK_HOLE_RETRIES: u8 = 5;
@@ -126,7 +129,8 @@ impl Connection {
     }
 
     /// Sets the timer while nothing is in flight. If data waits for the peer's window, this is
-    /// the time of the next window probe (RFC 9293 section 3.8.6.1).
+    /// the time of the next window probe (RFC 9293 section 3.8.6.1). If data waits for more data,
+    /// this is the end of the wait.
     fn arm_window_probe(&mut self, now_ns: u64) {
         let fin_waits =
             self.flags.contains(ConnFlags::FIN_QUEUED) && !self.flags.contains(ConnFlags::FIN_SENT);
@@ -135,6 +139,10 @@ impl Connection {
             || self.flags.contains(ConnFlags::WANTS_OUTPUT)
         {
             self.timers.clear_rtx();
+        } else if self.is_held_by_cork() {
+            if self.timers.rtx != RtxTimer::Cork || self.timers.rtx_deadline_ns == NEVER {
+                self.timers.set_rtx(RtxTimer::Cork, now_ns.saturating_add(MAX_CORK_NS));
+            }
         } else if self.timers.rtx != RtxTimer::Persist {
             self.timers.window_probes_sent = 0;
             self.timers.stalled_since_ns = now_ns;
@@ -177,6 +185,10 @@ impl Connection {
             }
             RtxTimer::Pacing => {
                 self.recovery.end_pacing_wait();
+                self.flags.insert(ConnFlags::WANTS_OUTPUT);
+            }
+            RtxTimer::Cork => {
+                self.flags.insert(ConnFlags::FORCE_OUTPUT);
                 self.flags.insert(ConnFlags::WANTS_OUTPUT);
             }
             RtxTimer::TailProbe => {

@@ -229,7 +229,8 @@ impl Connection {
         if bytes == 0 && !fin {
             return None;
         }
-        if !forced && !self.send.is_worth_sending(bytes, drains_queue, at_once) {
+        let is_held = drains_queue && bytes < mss && self.is_corked();
+        if !forced && (is_held || !self.send.is_worth_sending(bytes, drains_queue, at_once)) {
             return None;
         }
         if !self.fits_congestion_window(bytes, fin) {
@@ -270,6 +271,23 @@ impl Connection {
             out.flags = out.flags | TcpFlags::CWR;
         }
         Some(out)
+    }
+
+    /// True while segments that are not full are held back (`TCP_CORK`): not at the end of the data,
+    /// and not while the application waits for space, and so cannot write more.
+    fn is_corked(&self) -> bool {
+        self.options.cork
+            && !self.flags.contains(ConnFlags::FIN_QUEUED)
+            && !self.flags.contains(ConnFlags::WRITE_BLOCKED)
+    }
+
+    /// True if only the cork holds the unsent data back.
+    pub(super) fn is_held_by_cork(&self) -> bool {
+        let unsent = self.send.unsent();
+        unsent > 0
+            && unsent < self.send.mss.into()
+            && unsent <= self.send.usable_window()
+            && self.is_corked()
     }
 
     /// Returns a probe of the peer's closed window while nothing is in flight (RFC 9293 section
