@@ -49,6 +49,7 @@ const NEED_RTT_SAMPLES: &[&str] = &[
     "rfc6675-5-selective-retransmission.tcp",
     "rfc8985-6.2-reordering-timer.tcp",
     "rfc8985-6.2-reordering.tcp",
+    "rfc8985-6.2-round-trip-of-the-last-delivered.tcp",
     "rfc8985-7-tail-loss-probe.tcp",
     "rfc9293-3.8.3-user-timeout-of-a-closed-window.tcp",
     "rfc9293-3.8.3-user-timeout.tcp",
