@@ -462,6 +462,16 @@ def corked(subject):
         yield connection.recv(100)
 
 
+def corked_and_waiting(subject):
+    """What is held back goes out after a while, though nothing follows."""
+    with subject.order_peer("echo") as connection:
+        for flags in 0, socket.MSG_MORE:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, flags == 0)
+            connection.send(b"held", flags)
+            readable, _, _ = select.select([connection], [], [], LIMIT)
+            yield len(readable), connection.recv(100)
+
+
 def full(subject):
     with subject.order_peer("hold") as connection:
         connection.setblocking(False)
@@ -706,7 +716,7 @@ def subject(own, peer):
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
         reset_with_unsent_data, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
-        stopped_listener, duplicates, descriptors, files, corked, full, corked_and_full, options, interrupted, datagrams,
+        stopped_listener, duplicates, descriptors, files, corked, corked_and_waiting, full, corked_and_full, options, interrupted, datagrams,
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
     ]:
         number = 0

@@ -287,7 +287,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
         _ => return errno::return_status(Err(io::ErrorKind::InvalidInput.into())),
     };
     errno::return_status(match &socket.endpoint {
-        Endpoint::Stream(stream) => stream.shutdown(&socket, how),
+        Endpoint::Stream(stream) => stream.shutdown(how),
         Endpoint::Listener(_) => {
             if how != Shutdown::Write {
                 moving::stop_listening(&socket);

@@ -40,7 +40,7 @@ impl LingeringSocket {
     pub(crate) fn finish(self) {
         let Some(stream) = stream_of(&self.socket) else { return };
         let deadline = Instant::now() + self.limit;
-        if stream.shutdown(&self.socket, Shutdown::Write).is_err() {
+        if stream.shutdown(Shutdown::Write).is_err() {
             return;
         }
         let mut signals = KernelWaiter::new(Vec::new(), None);

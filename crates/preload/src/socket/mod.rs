@@ -53,21 +53,12 @@ pub(crate) struct Stream {
     pub(crate) stream: TcpStream,
     /// The application does not know the result of connecting yet.
     pub(crate) is_connecting: AtomicBool,
-    /// All written data is held back (`TCP_CORK`).
+    /// `TCP_CORK` is set.
     is_corked: AtomicBool,
-    corked: Mutex<Corked>,
-    /// `corked` is not empty.
-    has_corked: AtomicBool,
+    /// The last data was sent with `MSG_MORE`.
+    more_follows: AtomicBool,
     /// Time for which closing waits (`SO_LINGER`).
     linger: AtomicTimeout,
-}
-
-/// Written data that is held back until more follows (`TCP_CORK`, `MSG_MORE`).
-#[derive(Default)]
-struct Corked {
-    data: Vec<u8>,
-    /// Error that sending such data has returned, for the application's next call.
-    failure: Option<io::Error>,
 }
 
 /// UDP socket.
@@ -136,9 +127,6 @@ impl Socket {
     /// Called in a forked child that inherited the socket.
     pub(crate) fn on_inherited(&self) {
         self.note_other_holders();
-        if let Endpoint::Stream(stream) = &self.endpoint {
-            stream.discard_corked();
-        }
     }
 
     /// Event source of the socket.
@@ -251,13 +239,10 @@ impl Socket {
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
         match &self.endpoint {
             Endpoint::Listener(_) => Ok(None),
-            Endpoint::Stream(stream) => match stream.take_corked_failure() {
-                Some(failure) => Ok(Some(failure)),
-                None => {
-                    let error = stream.stream.take_error()?;
-                    Ok(error.map(|error| stream.with_unreachable_reason(error)))
-                }
-            },
+            Endpoint::Stream(stream) => {
+                let error = stream.stream.take_error()?;
+                Ok(error.map(|error| stream.with_unreachable_reason(error)))
+            }
             Endpoint::Udp(udp) => udp.socket.take_error(),
         }
     }
@@ -271,14 +256,6 @@ impl Socket {
                 Ok(info.map_or(0, |info| info.unread_bytes as usize))
             }
             Endpoint::Udp(udp) => Ok(udp.next_datagram_bytes()),
-        }
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if let Endpoint::Stream(stream) = &self.endpoint {
-            stream.flush_corked(self);
         }
     }
 }

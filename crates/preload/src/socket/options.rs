@@ -223,6 +223,7 @@ pub(crate) fn tcp_options(fd: i32, is_v6: bool) -> TcpOptions {
     let user_timeout = get_int(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
     options
         .no_delay(is_on(libc::IPPROTO_TCP, libc::TCP_NODELAY))
+        .cork(is_on(libc::IPPROTO_TCP, libc::TCP_CORK))
         .dual_stack(is_dual_stack(fd, is_v6))
         .reuse_port(is_on(libc::SOL_SOCKET, libc::SO_REUSEPORT))
         .congestion_control(congestion_control(fd))
@@ -382,12 +383,12 @@ pub(crate) fn apply_change(fd: i32, socket: &Socket, level: c_int, name: c_int) 
         OptionEffect::Cork => {
             if let Endpoint::Stream(stream) = &socket.endpoint {
                 let value = get_int(fd, libc::IPPROTO_TCP, libc::TCP_CORK);
-                stream.set_corked(socket, value.is_some_and(|value| value != 0));
+                stream.set_corked(value.is_some_and(|value| value != 0));
             }
         }
         OptionEffect::Protocol => match &socket.endpoint {
             Endpoint::Stream(stream) => {
-                let options = tcp_options(fd, socket.is_v6);
+                let options = tcp_options(fd, socket.is_v6).cork(stream.holds_partial());
                 stream.stream.set_options(|own| *own = options)?;
             }
             Endpoint::Listener(listener) => {

@@ -3,23 +3,19 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tidegate::{Batch, TcpState, TcpStream, UnreachableReason};
 
-use super::{Corked, Endpoint, Listener, Socket, Stream};
-
-/// Maximum number of bytes that are held back; a full segment is sent without waiting.
-const MAX_CORKED_BYTES: usize = 1400;
+use super::{Endpoint, Listener, Socket, Stream};
 
 impl Stream {
     pub(super) fn new(stream: TcpStream, is_connecting: bool) -> Self {
+        let is_corked = stream.options().is_ok_and(|options| options.cork);
         Self {
             stream,
             is_connecting: AtomicBool::new(is_connecting),
-            is_corked: AtomicBool::new(false),
-            corked: Mutex::default(),
-            has_corked: AtomicBool::new(false),
+            is_corked: AtomicBool::new(is_corked),
+            more_follows: AtomicBool::new(false),
             linger: super::AtomicTimeout::default(),
         }
     }
@@ -87,112 +83,57 @@ impl Stream {
         bufs: &mut [IoSliceMut<'_>],
         consume: bool,
     ) -> io::Result<usize> {
-        // A reader waits for the answer to data that may still be held back.
-        self.flush_corked(socket);
         let received = socket.net.batch(|batch| match consume {
             true => batch.recv_vectored(&self.stream, bufs),
             false => peek(batch, &self.stream, bufs),
         })?;
-        match self.block_while_connecting(received) {
-            Ok(0) => self.take_corked_failure().map_or(Ok(0), Err),
-            received => received,
-        }
+        self.block_while_connecting(received)
     }
 
-    /// Sends the buffers in order, as far as there is space. If more data follows, small
-    /// buffers are held back for it.
+    /// Sends the buffers in order, as far as there is space. If more data follows (`MSG_MORE`), a
+    /// segment that is not full waits for it.
     pub(crate) fn send(
         &self,
         socket: &Socket,
         data: &[IoSlice<'_>],
         more_follows: bool,
     ) -> io::Result<usize> {
-        let delays = more_follows || self.is_corked.load(Ordering::Relaxed);
-        if !delays && !self.has_corked.load(Ordering::Relaxed) {
-            let sent = socket.net.batch(|batch| send(batch, &self.stream, data))?;
-            return self.block_while_connecting(sent);
+        if more_follows && !self.more_follows.swap(true, Ordering::Relaxed) {
+            self.update_cork();
         }
-        let len: usize = data.iter().map(|piece| piece.len()).sum();
-        let mut corked = self.lock_corked();
-        if let Some(failure) = corked.failure.take() {
-            self.has_corked.store(!corked.data.is_empty(), Ordering::Relaxed);
-            return Err(failure);
+        let sent = socket.net.batch(|batch| send(batch, &self.stream, data))?;
+        if !more_follows {
+            self.end_more();
         }
-        if delays && self.can_cork(corked.data.len() + len) {
-            data.iter().for_each(|piece| corked.data.extend_from_slice(piece));
-            self.has_corked.store(!corked.data.is_empty(), Ordering::Relaxed);
-            return Ok(len);
-        }
-        let all: Vec<IoSlice<'_>> =
-            [IoSlice::new(&corked.data)].into_iter().chain(data.iter().copied()).collect();
-        let sent = socket.net.batch(|batch| send(batch, &self.stream, &all))?;
-        let sent = self.block_while_connecting(sent)?;
-        let sent_corked = sent.min(corked.data.len());
-        corked.data.drain(..sent_corked);
-        self.has_corked.store(!corked.data.is_empty(), Ordering::Relaxed);
-        match sent - sent_corked {
-            0 if len > 0 => Err(io::ErrorKind::WouldBlock.into()),
-            sent => Ok(sent),
-        }
+        self.block_while_connecting(sent)
     }
 
-    /// True when `bytes` may be held back. The send buffer must have space for all of them:
-    /// the application was told that they are sent, and may never call again.
-    fn can_cork(&self, bytes: usize) -> bool {
-        bytes <= MAX_CORKED_BYTES && self.is_open() && bytes <= self.stream.writable_bytes()
-    }
-
-    fn lock_corked(&self) -> MutexGuard<'_, Corked> {
-        self.corked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Discards held-back data in a forked child: the parent sends it.
-    pub(super) fn discard_corked(&self) {
-        // A thread of the parent, absent in the child, may have held the lock.
-        if let Ok(mut corked) = self.corked.try_lock() {
-            *corked = Corked::default();
-            self.has_corked.store(false, Ordering::Relaxed);
-        }
-    }
-
-    /// Sends held-back data, as far as there is space. Keeps the error that has ended the
-    /// connection for the next call.
-    pub(crate) fn flush_corked(&self, socket: &Socket) {
-        if !self.has_corked.load(Ordering::Relaxed) {
-            return;
-        }
-        let was_corked = self.is_corked.swap(false, Ordering::Relaxed);
-        let flushed = self.send(socket, &[], false);
-        self.is_corked.store(was_corked, Ordering::Relaxed);
-        if let Err(failure) = flushed
-            && !matches!(failure.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::BrokenPipe)
+    /// No more data follows what was sent with `MSG_MORE`.
+    pub(super) fn end_more(&self) {
+        if self.more_follows.load(Ordering::Relaxed)
+            && self.more_follows.swap(false, Ordering::Relaxed)
         {
-            *self.lock_corked() = Corked { data: Vec::new(), failure: Some(failure) };
-            self.has_corked.store(true, Ordering::Relaxed);
+            self.update_cork();
         }
-    }
-
-    /// Takes the error that sending held-back data has returned.
-    pub(super) fn take_corked_failure(&self) -> Option<io::Error> {
-        if !self.has_corked.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut corked = self.lock_corked();
-        let failure = corked.failure.take()?;
-        self.has_corked.store(!corked.data.is_empty(), Ordering::Relaxed);
-        Some(failure)
     }
 
     /// Sets `TCP_CORK`.
-    pub(crate) fn set_corked(&self, socket: &Socket, is_corked: bool) {
+    pub(crate) fn set_corked(&self, is_corked: bool) {
         self.is_corked.store(is_corked, Ordering::Relaxed);
-        if !is_corked {
-            self.flush_corked(socket);
-        }
+        self.update_cork();
     }
 
-    pub(crate) fn shutdown(&self, socket: &Socket, how: Shutdown) -> io::Result<()> {
-        self.flush_corked(socket);
+    /// True while segments that are not full are held back.
+    pub(super) fn holds_partial(&self) -> bool {
+        self.is_corked.load(Ordering::Relaxed) || self.more_follows.load(Ordering::Relaxed)
+    }
+
+    fn update_cork(&self) {
+        // An ended connection has no options, which is no error of the kernel's call either.
+        let _ = self.stream.set_options(|options| options.cork = self.holds_partial());
+    }
+
+    pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.stream.shutdown(how)
     }
 }

@@ -25,8 +25,8 @@ fn kernel_fd(fd: &i32) -> BorrowedFd<'_> {
 pub(crate) fn send_socket(fd: i32) -> bool {
     let Some(socket) = fd_table::socket(fd) else { return false };
     if let Endpoint::Stream(stream) = &socket.endpoint {
-        // No other process knows of the data that is held back here.
-        stream.flush_corked(&socket);
+        // The other process does not know that more should follow.
+        stream.end_more();
     }
     let sent = socket.net.send_socket(socket.source(), kernel_fd(&fd));
     if let Err(error) = &sent {

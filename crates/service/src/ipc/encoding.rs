@@ -63,9 +63,10 @@ const FIXED_SEND_BUFFER: u64 = 1 << 32;
 const FIXED_RECEIVE_BUFFER: u64 = 1 << 33;
 
 const ROUTERS_FRAGMENT: u64 = 1 << 34;
+const CORK: u64 = 1 << 35;
 /// Place of the limit of FIN-WAIT-2 in the last word, and its largest value; 0 means no limit.
-const FIN_WAIT_2_SHIFT: u32 = 35;
-const MAX_FIN_WAIT_2_MS: u32 = (1 << 29) - 1;
+const FIN_WAIT_2_SHIFT: u32 = 36;
+const MAX_FIN_WAIT_2_MS: u32 = (1 << 28) - 1;
 
 const UDP_DUAL_STACK: u64 = 1;
 const UDP_REUSE_ADDRESS: u64 = 1 << 1;
@@ -111,6 +112,7 @@ pub(super) fn tcp_options_to_words(options: &TcpOptions) -> [u64; TCP_OPTIONS_WO
             | flag(is_send_fixed, FIXED_SEND_BUFFER)
             | flag(is_receive_fixed, FIXED_RECEIVE_BUFFER)
             | flag(!options.dont_fragment, ROUTERS_FRAGMENT)
+            | flag(options.cork, CORK)
             | fin_wait_2_ms << FIN_WAIT_2_SHIFT,
     ]
 }
@@ -180,6 +182,7 @@ pub(super) fn tcp_options_from_words(words: [u64; TCP_OPTIONS_WORDS]) -> TcpOpti
         .user_timeout_ms(has(USER_TIMEOUT).then_some(user_timeout as u32))
         .fin_wait_2_ms(Some((user_timeout >> FIN_WAIT_2_SHIFT) as u32).filter(|&ms| ms > 0))
         .dont_fragment(user_timeout & ROUTERS_FRAGMENT == 0)
+        .cork(user_timeout & CORK != 0)
 }
 
 /// Words of a connection's state.
@@ -284,6 +287,7 @@ pub(super) mod tests {
             .receive_buffer_bytes(u32::MAX)
             .receive_low_water_bytes(3)
             .no_delay(true)
+            .cork(true)
             .ecn(true)
             .dual_stack(true)
             .reuse_port(true)

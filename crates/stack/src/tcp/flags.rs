@@ -37,8 +37,8 @@ bitflags! {
         const KEEPALIVE_NOW = 1 << 19;
         /// Retransmit one segment regardless of the congestion window.
         const FORCE_RETRANSMISSION = 1 << 20;
-        /// Send one segment regardless of the peer's window (zero-window probe).
-        const FORCE_WINDOW_PROBE = 1 << 21;
+        /// Send what the peer's window allows, however little; a window probe if it is closed.
+        const FORCE_OUTPUT = 1 << 21;
         const TAIL_PROBE_NOW = 1 << 22;
         /// A tail loss probe is in flight.
         const TAIL_PROBE_SENT = 1 << 23;
@@ -104,7 +104,7 @@ pub(crate) const PERSISTENT_FLAGS: ConnFlags = ConnFlags::PASSIVE
     .union(ConnFlags::RESET_NOW)
     .union(ConnFlags::KEEPALIVE_NOW)
     .union(ConnFlags::FORCE_RETRANSMISSION)
-    .union(ConnFlags::FORCE_WINDOW_PROBE)
+    .union(ConnFlags::FORCE_OUTPUT)
     .union(ConnFlags::TAIL_PROBE_NOW)
     .union(ConnFlags::TAIL_PROBE_SENT)
     .union(ConnFlags::TAIL_PROBE_RETRANSMITS)

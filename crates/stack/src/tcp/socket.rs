@@ -146,6 +146,9 @@ pub struct TcpOptions {
     pub receive_low_water_bytes: u32,
     /// Send small segments at once (disables the Nagle algorithm).
     pub no_delay: bool,
+    /// Hold back a segment that is not full, for at most 200 ms, until there is more data
+    /// (`TCP_CORK`). Takes precedence over `no_delay`.
+    pub cork: bool,
     /// Offer explicit congestion notification (RFC 3168). An offer of the peer is always accepted.
     pub ecn: bool,
     /// A listener on the unspecified IPv6 address also accepts IPv4.
@@ -184,6 +187,7 @@ impl Default for TcpOptions {
             max_receive_buffer_bytes: 16 << 20,
             receive_low_water_bytes: 1,
             no_delay: false,
+            cork: false,
             ecn: false,
             dual_stack: false,
             reuse_port: false,
@@ -241,6 +245,11 @@ impl TcpOptions {
     /// Sets whether small segments are sent at once.
     pub fn no_delay(self, no_delay: bool) -> Self {
         Self { no_delay, ..self }
+    }
+
+    /// Sets whether a segment that is not full is held back for more data, for at most 200 ms.
+    pub fn cork(self, cork: bool) -> Self {
+        Self { cork, ..self }
     }
 
     /// Sets whether explicit congestion notification is offered.

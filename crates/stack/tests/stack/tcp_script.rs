@@ -12,7 +12,7 @@
 //! ```text
 //! set family v4                run for this family only
 //! set mtu 68                   MTU of the link; below 1280 only IPv4
-//! set option no-delay          also: ecn, receive-buffer N, send-buffer N,
+//! set option no-delay          also: cork, no-cork, ecn, receive-buffer N, send-buffer N,
 //!                              keepalive IDLE INTERVAL PROBES (ms),
 //!                              user-timeout MS, fin-wait-2 MS, newreno
 //! set limit half-open 1        also: backlog N, resets N, memory BYTES
@@ -363,6 +363,8 @@ impl Script {
     fn set(&mut self, words: &[&str]) {
         match words {
             ["option", "no-delay"] => self.options.no_delay = true,
+            ["option", "cork"] => self.options.cork = true,
+            ["option", "no-cork"] => self.options.cork = false,
             ["option", "ecn"] => self.options.ecn = true,
             ["option", "newreno"] => {
                 self.options.congestion_control = CongestionControl::NewReno;

@@ -32,6 +32,7 @@ fn every_script_across_upgrades_at_rest() {
 /// Segments in flight when the stack is replaced give no sample. These scripts expect its
 /// effects: other time-outs, and tolerance of segments that may only be delayed.
 const NEED_RTT_SAMPLES: &[&str] = &[
+    "cork-and-a-small-window.tcp",
     "pacing-after-a-pause.tcp",
     "hostile-shrinking-window.tcp",
     "hostile-window-never-opens.tcp",
@@ -48,10 +49,15 @@ const NEED_RTT_SAMPLES: &[&str] = &[
     "rfc6675-5-selective-retransmission.tcp",
     "rfc8985-6.2-reordering-timer.tcp",
     "rfc8985-6.2-reordering.tcp",
+    "rfc8985-6.2-round-trip-of-the-last-delivered.tcp",
     "rfc8985-7-tail-loss-probe.tcp",
+    "rfc9293-3.8.3-user-timeout-of-a-closed-window.tcp",
     "rfc9293-3.8.3-user-timeout.tcp",
+    "rfc9293-3.8.6-retransmission-probes-a-window-that-shrank.tcp",
+    "rfc9293-3.8.6.1-silence-ends-the-connection.tcp",
     "rfc9293-3.8.6.1-zero-window-probes.tcp",
     "rfc9293-3.8.6.2.1-silly-window-sender.tcp",
+    "rfc9293-3.9.1.2-push-at-the-edge-of-the-window.tcp",
     "rfc9406-4.2-cautious-slow-start.tcp",
 ];
 

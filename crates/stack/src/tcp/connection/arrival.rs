@@ -365,12 +365,13 @@ impl Connection {
         }
     }
 
-    /// Retransmits at once the segment that was sent into the closed window.
+    /// Ends window probes. What was in flight when the window closed is retransmitted at once if
+    /// a probe was sent: the peer has had the time of the time-out to acknowledge it.
     fn on_window_reopened(&mut self, now_ns: u64, ack: Seq) {
-        self.timers.window_probes_sent = 0;
+        let has_probed = std::mem::take(&mut self.timers.window_probes_sent) > 0;
         self.timers.rto_base_ns = now_ns;
         self.timers.rtx = RtxTimer::Off;
-        if ack == self.send.una && self.recovery.mark_first_lost() {
+        if has_probed && ack == self.send.una && self.recovery.mark_first_lost() {
             self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
         }
         self.flags.insert(ConnFlags::WANTS_OUTPUT);

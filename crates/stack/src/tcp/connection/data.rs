@@ -174,7 +174,7 @@ impl Connection {
     /// is worthwhile.
     pub(crate) fn consume(&mut self, len: usize, shared: &mut TcpShared) {
         self.receive.read_seq += len as u32;
-        self.receive.read_since_ack = self.receive.read_since_ack.saturating_add(len as u32);
+        self.receive.read_since_update = self.receive.read_since_update.saturating_add(len as u32);
         if self.readable() == 0 && self.receive.out_of_order.is_none() {
             self.receive.queue.clear(&mut shared.pool);
         } else {

@@ -20,6 +20,9 @@ const MAX_SYN_RETRIES: u8 = 7;
 const MAX_SYN_ACK_RETRIES: u8 = 5;
 /// Maximum time without progress for a connection that the application has closed.
 const MAX_ORPHAN_STALL_NS: u64 = 120_000_000_000;
+/// Maximum time for which a segment that is not full is held back, with nothing in flight, as at
+/// Linux.
+const MAX_CORK_NS: u64 = 200_000_000;
 /// Consecutive time-outs after which the path is suspected to swallow large packets
 /// (RFC 4821 section 7.7).
 const BLACK_HOLE_RETRIES: u8 = 5;
@@ -89,15 +92,16 @@ impl Connection {
         let Some(flight) = self.recovery.flight.as_ref().filter(|flight| !flight.is_empty()) else {
             return self.arm_window_probe(now_ns);
         };
-        if self.send.window == 0 && flight.len() == 1 && self.is_synchronized() {
-            let probe_at_ns = self.timers.rto_base_ns.saturating_add(self.probe_wait_ns());
-            return self.timers.set_rtx(RtxTimer::Persist, probe_at_ns);
+        if self.send.window == 0 && self.is_synchronized() {
+            // RFC 9293 section 3.8.6: the window has shrunk behind what was sent. Retransmissions
+            // probe it, and do not end the connection while they are answered.
+            if self.timers.rtx != RtxTimer::Persist {
+                self.timers.window_probes_sent = 0;
+            }
+            return self.set_window_probe(self.timers.rto_base_ns);
         }
         let rto_at_ns = self.timers.rto_base_ns.saturating_add(self.recovery.rtt.rto_ns());
-        let user_timeout_at_ns = self.options.user_timeout_ms.map_or(NEVER, |limit_ms| {
-            self.timers.stalled_since_ns.saturating_add(u64::from(limit_ms) * NS_PER_MS)
-        });
-        let rto_at_ns = rto_at_ns.min(user_timeout_at_ns);
+        let rto_at_ns = rto_at_ns.min(self.user_timeout_at_ns());
         self.timers.set_rtx(RtxTimer::Retransmission, rto_at_ns);
         if flight.reorder_deadline_ns != 0 && flight.reorder_deadline_ns < rto_at_ns {
             return self.timers.set_rtx(RtxTimer::Reordering, flight.reorder_deadline_ns);
@@ -125,7 +129,8 @@ impl Connection {
     }
 
     /// Sets the timer while nothing is in flight. If data waits for the peer's window, this is
-    /// the time of the next window probe (RFC 9293 section 3.8.6.1).
+    /// the time of the next window probe (RFC 9293 section 3.8.6.1). If data waits for more data,
+    /// this is the end of the wait.
     fn arm_window_probe(&mut self, now_ns: u64) {
         let fin_waits =
             self.flags.contains(ConnFlags::FIN_QUEUED) && !self.flags.contains(ConnFlags::FIN_SENT);
@@ -134,19 +139,31 @@ impl Connection {
             || self.flags.contains(ConnFlags::WANTS_OUTPUT)
         {
             self.timers.clear_rtx();
+        } else if self.is_held_by_cork() {
+            if self.timers.rtx != RtxTimer::Cork || self.timers.rtx_deadline_ns == NEVER {
+                self.timers.set_rtx(RtxTimer::Cork, now_ns.saturating_add(MAX_CORK_NS));
+            }
         } else if self.timers.rtx != RtxTimer::Persist {
             self.timers.window_probes_sent = 0;
             self.timers.stalled_since_ns = now_ns;
-            let wait_ns = self.probe_wait_ns();
-            self.timers.set_rtx(RtxTimer::Persist, now_ns.saturating_add(wait_ns));
+            self.set_window_probe(now_ns);
         } else if self.timers.rtx_deadline_ns == NEVER {
-            self.timers.rtx_deadline_ns = now_ns.saturating_add(self.probe_wait_ns());
+            self.set_window_probe(now_ns);
         }
     }
 
-    /// Time until the next window probe.
-    fn probe_wait_ns(&self) -> u64 {
-        self.recovery.rtt.probe_wait_ns(self.timers.window_probes_sent)
+    /// Sets the timer for the next window probe, counted from `since_ns`.
+    fn set_window_probe(&mut self, since_ns: u64) {
+        let wait_ns = self.recovery.rtt.probe_wait_ns(self.timers.window_probes_sent);
+        let probe_at_ns = since_ns.saturating_add(wait_ns).min(self.user_timeout_at_ns());
+        self.timers.set_rtx(RtxTimer::Persist, probe_at_ns);
+    }
+
+    /// Time at which the user time-out ends the connection, unless there is progress.
+    fn user_timeout_at_ns(&self) -> u64 {
+        self.options.user_timeout_ms.map_or(NEVER, |limit_ms| {
+            self.timers.stalled_since_ns.saturating_add(u64::from(limit_ms) * NS_PER_MS)
+        })
     }
 
     /// Handles expiry of the timer for segments in flight. The timer restarts only after the
@@ -168,6 +185,10 @@ impl Connection {
             }
             RtxTimer::Pacing => {
                 self.recovery.end_pacing_wait();
+                self.flags.insert(ConnFlags::WANTS_OUTPUT);
+            }
+            RtxTimer::Cork => {
+                self.flags.insert(ConnFlags::FORCE_OUTPUT);
                 self.flags.insert(ConnFlags::WANTS_OUTPUT);
             }
             RtxTimer::TailProbe => {
@@ -215,7 +236,7 @@ impl Connection {
         if self.recovery.mark_first_lost() {
             self.flags.insert(ConnFlags::FORCE_RETRANSMISSION);
         } else {
-            self.flags.insert(ConnFlags::FORCE_WINDOW_PROBE);
+            self.flags.insert(ConnFlags::FORCE_OUTPUT);
         }
         self.flags.insert(ConnFlags::WANTS_OUTPUT);
     }

@@ -215,24 +215,22 @@ impl Connection {
         }
         let mss = u32::from(self.send.mss);
         let usable = self.send.usable_window();
-        let forced = self.flags.take(ConnFlags::FORCE_WINDOW_PROBE);
+        let forced = self.flags.take(ConnFlags::FORCE_OUTPUT);
+        if forced && usable == 0 {
+            return Some(self.window_probe(now_ns));
+        }
         let sack = self.flags.contains(ConnFlags::SACK);
         let probe_bytes = self.recovery.mtu_probe_bytes(now_ns, &self.send, sack, usable);
         let probe_bytes = probe_bytes.filter(|_| !self.flags.contains(ConnFlags::TAIL_PROBE_NOW));
-        let mut bytes = probe_bytes.unwrap_or(unsent.min(mss).min(usable));
-        if forced && bytes == 0 {
-            // RFC 9293 section 3.8.6.1: one byte beyond the window.
-            bytes = unsent.min(1);
-        }
+        let bytes = probe_bytes.unwrap_or(unsent.min(mss).min(usable));
         let drains_queue = bytes == unsent;
         let at_once = || self.options.no_delay || self.flags.contains(ConnFlags::FIN_QUEUED);
-        let fin = self.flags.contains(ConnFlags::FIN_QUEUED)
-            && drains_queue
-            && (forced || usable > bytes || unsent == 0 && usable > 0);
+        let fin = self.flags.contains(ConnFlags::FIN_QUEUED) && drains_queue && usable > bytes;
         if bytes == 0 && !fin {
             return None;
         }
-        if !forced && !self.send.is_worth_sending(bytes, drains_queue, at_once) {
+        let is_held = drains_queue && bytes < mss && self.is_corked();
+        if !forced && (is_held || !self.send.is_worth_sending(bytes, drains_queue, at_once)) {
             return None;
         }
         if !self.fits_congestion_window(bytes, fin) {
@@ -262,6 +260,10 @@ impl Connection {
             self.send.tail_probe_end = end;
         }
         let mut out = self.build_segment(now_ns, start, bytes, fin);
+        if bytes == usable && bytes < mss {
+            // The window has cut the segment: no more can come until the peer's application reads.
+            out.flags = out.flags | TcpFlags::PSH;
+        }
         out.ecn_capable =
             self.flags.contains(ConnFlags::ECN) && !self.flags.contains(ConnFlags::SENDS_NO_ECT);
         if self.flags.contains(ConnFlags::ECN) && bytes > 0 && self.flags.take(ConnFlags::SEND_CWR)
@@ -269,6 +271,34 @@ impl Connection {
             out.flags = out.flags | TcpFlags::CWR;
         }
         Some(out)
+    }
+
+    /// True while segments that are not full are held back (`TCP_CORK`): not at the end of the data,
+    /// and not while the application waits for space, and so cannot write more.
+    fn is_corked(&self) -> bool {
+        self.options.cork
+            && !self.flags.contains(ConnFlags::FIN_QUEUED)
+            && !self.flags.contains(ConnFlags::WRITE_BLOCKED)
+    }
+
+    /// True if only the cork holds the unsent data back.
+    pub(super) fn is_held_by_cork(&self) -> bool {
+        let unsent = self.send.unsent();
+        unsent > 0
+            && unsent < self.send.mss.into()
+            && unsent <= self.send.usable_window()
+            && self.is_corked()
+    }
+
+    /// Returns a probe of the peer's closed window while nothing is in flight (RFC 9293 section
+    /// 3.8.6.1): an old sequence number without data, which every peer has to answer with its
+    /// acknowledgement and window (section 3.10.7.4).
+    ///
+    /// The RFC's own form is one octet of new data. A peer that does not take the octet leaves it
+    /// in flight, to be retransmitted apart from the data that follows. Probes without data are
+    /// those of Linux, and have the form of keep-alive probes (section 3.8.4): peers answer them.
+    fn window_probe(&mut self, now_ns: u64) -> OutSegment {
+        self.build_segment(now_ns, self.send.una - 1, 0, false)
     }
 
     /// Restarts the congestion window after an idle period (RFC 5681 section 4.1).

@@ -36,8 +36,8 @@ pub(crate) struct ReceiveState {
     pub(crate) out_of_order: Option<Box<OutOfOrderQueue>>,
     /// Duplicate data to report by D-SACK (RFC 2883); empty when there is none.
     pub(crate) dsack_range: (Seq, Seq),
-    /// Bytes read by the application since the last acknowledgement was sent.
-    pub(crate) read_since_ack: u32,
+    /// Bytes read by the application since the window was last opened as far as the buffer allows.
+    pub(crate) read_since_update: u32,
     pub(crate) last_ack_sent: Seq,
     /// TS.Recent, and the second it was updated (RFC 7323 section 4.3).
     pub(crate) ts_recent: u32,
@@ -72,7 +72,7 @@ pub(crate) struct ReceiveSnapshot<'a> {
     #[cfg_attr(feature = "serde", serde(borrow))]
     pub(crate) out_of_order: Vec<(Seq, SnapshotBytes<'a>)>,
     dsack_range: (Seq, Seq),
-    read_since_ack: u32,
+    read_since_update: u32,
     growth: u8,
     rcv_mss: u16,
     acks_owed: u8,
@@ -102,7 +102,7 @@ impl ReceiveState {
             queue: ByteQueue::EMPTY,
             out_of_order: None,
             dsack_range: (Seq(0), Seq(0)),
-            read_since_ack: 0,
+            read_since_update: 0,
             last_ack_sent: Seq(0),
             ts_recent: 0,
             ts_recent_s: 0,
@@ -213,10 +213,16 @@ impl ReceiveState {
     #[inline]
     pub(crate) fn is_window_update_due(&self, buffer_bytes: u32, unread: u32) -> bool {
         let desired = self.desired_edge(buffer_bytes, unread);
-        let grown = self.read_since_ack.min(desired.since(self.edge));
+        let grown = self.read_since_update.min(desired.since(self.edge));
         grown > 0
-            && grown >= (buffer_bytes / 2).min(2 * u32::from(self.mss))
+            && grown >= self.min_growth_bytes(buffer_bytes, 2)
             && desired.since(self.nxt) / 2 >= self.window()
+    }
+
+    /// Least worthwhile growth of the window: `segments` of the peer or half of the buffer.
+    #[inline]
+    fn min_growth_bytes(&self, buffer_bytes: u32, segments: u32) -> u32 {
+        (buffer_bytes / 2).min(segments * u32::from(self.mss))
     }
 
     /// Window field of a segment to send; moves the right edge of the window accordingly.
@@ -226,11 +232,14 @@ impl ReceiveState {
         let shift = if scaled { self.window_shift } else { 0 };
         let desired = self.desired_edge(buffer_bytes, unread);
         let grown = desired.since(self.edge);
-        // RFC 9293 section 3.8.6.2.2: no small window increases.
-        let edge = match grown >= (buffer_bytes / 2).min(self.mss.into()) {
-            true => self.edge.max(desired),
-            false => self.edge,
-        };
+        // RFC 9293 section 3.8.6.2.2: no small window increases. A closed window opens by two
+        // segments: the acknowledgement of a single one would be delayed each time.
+        let segments = if self.window() == 0 { 2 } else { 1 };
+        let mut edge = self.edge;
+        if grown >= self.min_growth_bytes(buffer_bytes, segments) {
+            edge = edge.max(desired);
+            self.read_since_update = 0;
+        }
         let field = u16::try_from(edge.since(self.nxt) >> shift).unwrap_or(u16::MAX);
         self.edge = self.edge.max(self.nxt + (u32::from(field) << shift));
         field
@@ -371,7 +380,6 @@ impl ReceiveState {
     #[inline]
     pub(crate) fn on_ack_sent(&mut self) {
         self.acks_owed = self.acks_owed.saturating_sub(1);
-        self.read_since_ack = 0;
         self.last_ack_sent = self.nxt;
     }
 
@@ -401,7 +409,7 @@ impl ReceiveState {
             data: self.queue.copy_bytes(pool, 0, unread).into(),
             out_of_order: data.chain(fin.map(|fin| (fin, Vec::new().into()))).collect(),
             dsack_range: self.dsack_range,
-            read_since_ack: self.read_since_ack,
+            read_since_update: self.read_since_update,
             growth: self.growth,
             rcv_mss: self.mss,
             acks_owed: self.acks_owed,
@@ -427,7 +435,7 @@ impl ReceiveState {
             queue,
             out_of_order: None,
             dsack_range: saved.dsack_range,
-            read_since_ack: saved.read_since_ack,
+            read_since_update: saved.read_since_update,
             last_ack_sent: saved.last_ack_sent,
             ts_recent: saved.ts_recent,
             ts_recent_s: whole_seconds(now_ns).wrapping_sub(saved.ts_recent_age_s),
@@ -536,7 +544,7 @@ mod tests {
         assert_eq!(receive.window_field(true, 1500, 0), 1500);
         assert_eq!(receive.window_field(true, 1500, 1400), 1500, "offered before");
         assert!(!receive.is_window_update_due(4000, 0), "nothing was read");
-        receive.read_since_ack = 4000;
+        receive.read_since_update = 4000;
         assert!(receive.is_window_update_due(4000, 0));
     }
 

@@ -124,8 +124,9 @@ pub(crate) struct Flight {
     resent: VecDeque<(u64, Seq)>,
     /// Number whose acknowledgement ends the round trip in which a D-SACK arrived.
     pub(super) dsack_round_end: Option<Seq>,
-    /// RACK state: transmission time, end and round trip of the delivered segment that was sent
-    /// last (RFC 8985 section 6.2 step 2). The time is 0 while there is none.
+    /// RACK state: transmission time and end of the delivered segment that was sent last, and round
+    /// trip of the one that was delivered last (RFC 8985 section 6.2 step 2). The time is 0 while
+    /// there is none.
     rack_sent_ns: u64,
     rack_end: Seq,
     rack_rtt_ns: u64,
@@ -484,11 +485,12 @@ impl Flight {
                 progress.reordered = true;
             }
         }
+        self.rack_rtt_ns = rtt_ns;
         if self.rack_sent_ns == 0
             || self.rack_sent_ns < sent.sent_ns
             || self.rack_sent_ns == sent.sent_ns && self.rack_end.is_before(sent.end)
         {
-            (self.rack_sent_ns, self.rack_end, self.rack_rtt_ns) = (sent.sent_ns, sent.end, rtt_ns);
+            (self.rack_sent_ns, self.rack_end) = (sent.sent_ns, sent.end);
         }
     }
 

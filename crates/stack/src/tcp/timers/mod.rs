@@ -42,6 +42,8 @@ pub(crate) enum RtxTimer {
     Reordering,
     /// Zero-window probe (RFC 9293 section 3.8.6.1).
     Persist,
+    /// A segment that is not full is held back for more data (`TCP_CORK`).
+    Cork,
     /// New data waits, so that it does not leave as one burst.
     Pacing,
 }
