@@ -1,7 +1,7 @@
 //! `tidegate lab echo-cost`.
 
 use clap::Args;
-use tidegate_lab::experiments::compare::echo_cost;
+use tidegate_lab::experiments::compare::echo_cost::{self, Traffic};
 
 use super::Output;
 use crate::Failure;
@@ -11,7 +11,7 @@ use crate::Failure;
 pub(crate) struct EchoCostLab {
     #[command(flatten)]
     output: Output,
-    /// Number of packets to echo
+    /// Number of packets to echo, of each kind of traffic
     #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
     packets: u64,
     /// Use IPv6 instead of IPv4
@@ -20,12 +20,15 @@ pub(crate) struct EchoCostLab {
     /// Count instructions with valgrind's callgrind
     #[arg(long)]
     callgrind: bool,
+    /// Echo only this traffic: one-flow, random-flows or random-flows-singly
+    #[arg(long, value_name = "NAME")]
+    traffic: Option<Traffic>,
 }
 
 impl EchoCostLab {
     pub(super) fn run(self) -> Result<(), Failure> {
         let (packets, ipv6, callgrind) = (self.packets, self.ipv6, self.callgrind);
-        let config = echo_cost::EchoCostConfig { packets, ipv6, callgrind };
+        let config = echo_cost::EchoCostConfig { packets, ipv6, callgrind, traffic: self.traffic };
         self.output.write(&echo_cost::run(&config)?)
     }
 }
