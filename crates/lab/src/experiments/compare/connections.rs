@@ -173,7 +173,9 @@ fn conclude(rows: &[Row], result: &mut Experiment) {
         (Server::Kernel(KernelReceive::Steering), "_kernel_rps"),
         (Server::Kernel(KernelReceive::Thread), "_kernel_thread"),
     ] {
-        let (Some(first), Some(last)) = (of(server).next(), of(server).last()) else { continue };
+        let (Some(first), Some(last)) = (of(server).next(), of(server).next_back()) else {
+            continue;
+        };
         if last.connections > first.connections {
             let added_connections = (last.connections - first.connections) as f64;
             let added_bytes = last.bytes(Memory::total_bytes) - first.bytes(Memory::total_bytes);
@@ -185,7 +187,7 @@ fn conclude(rows: &[Row], result: &mut Experiment) {
             result.figure(&format!("cost_growth{suffix}"), round_to_hundredths(growth));
         }
     }
-    if let Some(last) = of(Server::Tidegate).last() {
+    if let Some(last) = of(Server::Tidegate).next_back() {
         result.figure("max_connections", last.connections as f64);
     }
     compare_requests(rows, result);

@@ -104,17 +104,15 @@ fn conclude(stacks: [StackKind; 2], runs: &[Vec<Run>; 2], result: &mut Experimen
     let of = |stack: usize, figure: fn(&Run) -> f64| median(runs[stack].iter().map(figure));
     let kernel_switches = of(0, |run| run.switches_per_s).max(1.0);
     result.figure("switch_ratio", of(1, |run| run.switches_per_s) / kernel_switches);
-    let figures: [(&str, fn(&Run) -> f64); 5] = [
-        ("interrupts_per_s", |run| run.interrupts_per_s),
-        ("requests_per_s", |run| run.load.requests_per_second.round()),
-        ("network_core_percent", |run| run.network_core_percent),
-        ("application_core_percent", |run| run.application_core_percent),
-        ("busy_us_per_request", Run::busy_us_per_request),
-    ];
-    for (name, figure) in figures {
+    let mut of_both = |name: &str, figure: fn(&Run) -> f64| {
         result.figure(name, round_to_hundredths(of(1, figure)));
         result.figure(&format!("{name}_kernel"), round_to_hundredths(of(0, figure)));
-    }
+    };
+    of_both("interrupts_per_s", |run| run.interrupts_per_s);
+    of_both("requests_per_s", |run| run.load.requests_per_second.round());
+    of_both("network_core_percent", |run| run.network_core_percent);
+    of_both("application_core_percent", |run| run.application_core_percent);
+    of_both("busy_us_per_request", Run::busy_us_per_request);
     for (n, stack) in stacks.iter().enumerate() {
         result.rows.push(json!({
             "way": stack.name(),

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_use_most_flows_and_all_sizes() {
+    fn packets_use_nearly_all_flows_and_all_sizes() {
         let flows = Flows::Many { addresses: ADDRESS_COUNT, ports: PORT_COUNT };
         let testbed = EchoTestbed::new(false, flows, ChecksumMode::Software).unwrap();
         let pool = Packets::new(&testbed);

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_the_level_that_was_made_least() {
+    fn reports_the_smallest_share_of_a_level_made() {
         let measurement = |level_pps, offered_pps| {
             let load = FloodMeasurement { offered_pps, ..FloodMeasurement::default() };
             vec![LevelMeasurement { level_pps, load, ..LevelMeasurement::default() }]

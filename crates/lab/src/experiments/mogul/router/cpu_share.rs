@@ -425,8 +425,8 @@ fn conclude(results: &[ShareResults], result: &mut Experiment) {
     result.picture = Some(picture(results));
 }
 
-/// What the process gets beside Linux forwarding at the maximum load, and the ratio of what it gets
-/// beside Tidegate with a limited share.
+/// Share of the process beside Linux forwarding at the maximum load, and the ratio to it of the
+/// process's share beside Tidegate with a limit.
 fn conclude_kernel(results: &[ShareResults], result: &mut Experiment) {
     let at_maximum = |one: &ShareResults| one.points().last().map(|at| at.process_percent);
     let mut kernel = Vec::new();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tidegate_load::Addressing;
 
-use super::kernel_forwarding::{KernelForwarding, KernelWay};
+use super::kernel_forwarding::{Cores, KernelForwarding, KernelWay};
 use super::testbed::{LEFT_V4, ROUTER_RIGHT, RouterTestbed};
 use crate::error::LabError;
 use crate::testbed::cpu::{self, CoreTicks};
@@ -140,12 +140,19 @@ pub(super) struct RunningRouter<'a> {
     testbed: &'a FloodTestbed,
 }
 
-/// What forwards.
+/// Forwarder of the packets.
 enum Router<'a> {
-    /// `tidegate route`, with its packet filter and their folder.
-    Tidegate { process: ServerProcess, _filter: Option<ServerProcess>, _folder: TempDir },
+    /// `tidegate route`.
+    Tidegate(Box<RouterProcess>),
     /// Linux.
     Kernel(KernelForwarding<'a>),
+}
+
+/// `tidegate route` with its packet filter and their folder.
+struct RouterProcess {
+    process: ServerProcess,
+    _filter: Option<ServerProcess>,
+    _folder: TempDir,
 }
 
 impl<'a> RunningRouter<'a> {
@@ -189,8 +196,8 @@ impl<'a> RunningRouter<'a> {
         } else {
             testbed.keep_interrupts_off_load_core()?;
         }
-        let router = Router::Tidegate { process, _filter: filter, _folder: folder };
-        Self::begin(router, testbed)
+        let router = RouterProcess { process, _filter: filter, _folder: folder };
+        Self::begin(Router::Tidegate(Box::new(router)), testbed)
     }
 
     /// Starts Linux's own forwarding instead of a router.
@@ -198,7 +205,10 @@ impl<'a> RunningRouter<'a> {
         way: KernelWay,
         testbed: &'a FloodTestbed,
     ) -> Result<Self, LabError> {
-        Self::begin(Router::Kernel(KernelForwarding::start(testbed, way)?), testbed)
+        let cores = Cores { server: testbed.server_core, load: testbed.load_core };
+        let new_flood = |core| testbed.flood_from(core);
+        let forwarding = KernelForwarding::start(&testbed.hosts, way, cores, new_flood)?;
+        Self::begin(Router::Kernel(forwarding), testbed)
     }
 
     fn begin(router: Router<'a>, testbed: &'a FloodTestbed) -> Result<Self, LabError> {
@@ -224,7 +234,7 @@ impl<'a> RunningRouter<'a> {
     /// Process identifiers of the router: of the process, or of the kernel's NAPI threads.
     pub(super) fn pids(&self) -> Vec<u32> {
         match &self.router {
-            Router::Tidegate { process, .. } => vec![process.pid()],
+            Router::Tidegate(router) => vec![router.process.pid()],
             Router::Kernel(forwarding) => {
                 forwarding.napi_threads().into_iter().map(i32::cast_unsigned).collect()
             }

@@ -4,8 +4,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::flood_testbed::FloodTestbed;
-use super::testbed::{ROUTER_LEFT, ROUTER_RIGHT};
+use super::testbed::{ROUTER_LEFT, ROUTER_RIGHT, RouterTestbed};
 use crate::error::LabError;
 use crate::testbed::cpu;
 use crate::testbed::load::flood::Flood;
@@ -55,15 +54,27 @@ impl KernelWay {
 
 /// Running forwarding; ended on drop.
 pub(super) struct KernelForwarding<'a> {
-    testbed: &'a FloodTestbed,
+    hosts: &'a RouterTestbed,
+}
+
+/// Cores of the router and of the sender.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cores {
+    pub(super) server: usize,
+    pub(super) load: usize,
 }
 
 impl<'a> KernelForwarding<'a> {
     /// Gives the router's addresses to the kernel, turns forwarding on, and places the receive work.
-    pub(super) fn start(testbed: &'a FloodTestbed, way: KernelWay) -> Result<Self, LabError> {
-        let hosts = &testbed.hosts;
+    /// `new_flood` returns a flood to the sink, sent from a core.
+    pub(super) fn start(
+        hosts: &'a RouterTestbed,
+        way: KernelWay,
+        cores: Cores,
+        new_flood: impl Fn(usize) -> Result<Flood, LabError>,
+    ) -> Result<Self, LabError> {
         // Undone on drop, also after an error.
-        let forwarding = Self { testbed };
+        let forwarding = Self { hosts };
         for (device, [address, _]) in forwarding.devices() {
             hosts.router.ip(&["addr", "add", &format!("{address}/24"), "dev", device])?;
             // GRO gives a veth device a NAPI context, which every NIC has.
@@ -71,7 +82,7 @@ impl<'a> KernelForwarding<'a> {
         }
         forwarding.set_forwarding("1")?;
         match way {
-            KernelWay::Timer => forwarding.forward_by_timer()?,
+            KernelWay::Timer => forwarding.forward_by_timer(cores, || new_flood(cores.server))?,
             KernelWay::Thread => {
                 for (device, _) in forwarding.devices() {
                     hosts.router.write_device_file(device, "threaded", "1")?;
@@ -84,11 +95,11 @@ impl<'a> KernelForwarding<'a> {
                     )));
                 }
                 for thread in threads {
-                    cpu::pin_process(thread, testbed.server_core)?;
+                    cpu::pin_process(thread, cores.server)?;
                 }
             }
             KernelWay::Rps => {
-                let mask = format!("{:x}", 1u32 << (testbed.server_core % 32));
+                let mask = format!("{:x}", 1u32 << (cores.server % 32));
                 forwarding.write_left("queues/rx-0/rps_cpus", &mask)?;
             }
         }
@@ -96,7 +107,7 @@ impl<'a> KernelForwarding<'a> {
     }
 
     fn devices(&self) -> [(&'a str, [&'static str; 2]); 2] {
-        let hosts = &self.testbed.hosts;
+        let hosts = self.hosts;
         [(&hosts.left_device, ROUTER_LEFT), (&hosts.right_device, ROUTER_RIGHT)]
     }
 
@@ -106,8 +117,7 @@ impl<'a> KernelForwarding<'a> {
     }
 
     fn write_left(&self, file: &str, value: &str) -> Result<(), LabError> {
-        let hosts = &self.testbed.hosts;
-        hosts.router.write_device_file(&hosts.left_device, file, value)
+        self.hosts.router.write_device_file(&self.hosts.left_device, file, value)
     }
 
     fn set_deferral(&self, polls: &str, interval_ns: &str) -> Result<(), LabError> {
@@ -116,24 +126,27 @@ impl<'a> KernelForwarding<'a> {
     }
 
     fn set_gro(&self, device: &str, value: &str) -> Result<(), LabError> {
-        let mut command: Command = self.testbed.hosts.router.command("ethtool");
+        let mut command: Command = self.hosts.router.command("ethtool");
         run_to_end(command.args(["-K", device, "gro", value]), "ethtool").map(drop)
     }
 
     fn set_forwarding(&self, value: &str) -> Result<(), LabError> {
         let setting = format!("net.ipv4.ip_forward={value}");
-        let mut command = self.testbed.hosts.router.command("sysctl");
+        let mut command = self.hosts.router.command("sysctl");
         run_to_end(command.args(["-qw", &setting]), "procps").map(drop)
     }
 
     /// Makes a timer on the router's core poll the left device. The timer stays on the core of the
     /// first poll, which is the core that sent the first packet: the router's core sends that
     /// packet, unless another core was faster.
-    fn forward_by_timer(&self) -> Result<(), LabError> {
-        let FloodTestbed { server_core, load_core, .. } = *self.testbed;
+    fn forward_by_timer(
+        &self,
+        cores: Cores,
+        new_flood: impl Fn() -> Result<Flood, LabError>,
+    ) -> Result<(), LabError> {
         for _ in 0..MAX_PLACEMENT_TRIES {
             self.set_deferral(MAX_DEFERRED_POLLS, POLL_INTERVAL_NS)?;
-            let mut flood: Flood = self.testbed.flood_from(server_core)?;
+            let mut flood = new_flood()?;
             flood.set_rate(Some(10.0))?;
             let began = Instant::now();
             while flood.offered()? == 0 && began.elapsed() < Duration::from_secs(5) {
@@ -141,7 +154,7 @@ impl<'a> KernelForwarding<'a> {
             }
             drop(flood);
             let read = || -> Result<(u64, u64), LabError> {
-                Ok((cpu::receive_softirqs(server_core)?, cpu::receive_softirqs(load_core)?))
+                Ok((cpu::receive_softirqs(cores.server)?, cpu::receive_softirqs(cores.load)?))
             };
             let before = read()?;
             thread::sleep(SAMPLE_TIME);
@@ -154,15 +167,16 @@ impl<'a> KernelForwarding<'a> {
             thread::sleep(SAMPLE_TIME);
         }
         Err(LabError::Config(format!(
-            "the receive work cannot be placed on core {server_core}: other cores send too; stop \
-             other users of the network namespaces of this experiment"
+            "the receive work cannot be placed on core {}: other cores send too; stop other users of \
+             the network namespaces of this experiment",
+            cores.server
         )))
     }
 }
 
 impl Drop for KernelForwarding<'_> {
     fn drop(&mut self) {
-        let router = &self.testbed.hosts.router;
+        let router = &self.hosts.router;
         // A setting that was never made is restored too; the namespace goes at the end anyway.
         let _ = self.set_forwarding("0");
         let _ = self.write_left("queues/rx-0/rps_cpus", "0");
