@@ -29,6 +29,9 @@ pub struct MemConfig {
     pub mtu: usize,
     /// Ring capacity in frames for each direction; a power of two.
     pub capacity: usize,
+    /// Sent frames may carry unfilled checksums. False is a device without checksum offload: the
+    /// stack computes them.
+    pub transmit_checksum: bool,
 }
 
 impl Default for MemConfig {
@@ -39,6 +42,7 @@ impl Default for MemConfig {
             macs: [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]],
             mtu: 1500,
             capacity: 1024,
+            transmit_checksum: true,
         }
     }
 }
@@ -62,6 +66,11 @@ impl MemConfig {
     /// Sets the ring capacity in frames for each direction; a power of two.
     pub fn capacity(self, capacity: usize) -> Self {
         Self { capacity, ..self }
+    }
+
+    /// Sets whether the link accepts frames with unfilled checksums.
+    pub fn transmit_checksum(self, transmit_checksum: bool) -> Self {
+        Self { transmit_checksum, ..self }
     }
 }
 
@@ -135,7 +144,7 @@ pub(crate) fn wire_between(
             mac: if config.medium == Medium::Ethernet { mac } else { [0; 6] },
             mtu: config.mtu,
             receive_checksum: true,
-            transmit_checksum: true,
+            transmit_checksum: config.transmit_checksum,
             segmentation: false,
             queues: 1,
         },

@@ -77,6 +77,10 @@ pub(crate) struct ServerOptions {
         require_equals = true
     )]
     pub(crate) kernel_busy_poll: KernelBusyPoll,
+    /// Receive buffer of each socket in bytes (SO_RCVBUF); with --io kernel, for datagrams
+    /// [default: 8388608]
+    #[arg(long, value_name = "BYTES")]
+    kernel_receive_buffer: Option<usize>,
     #[command(flatten)]
     pub(crate) user: UserOption,
     /// Listen on this Unix socket for `tidegate ctl`
@@ -269,10 +273,13 @@ impl ServerOptions {
     ) -> Result<(), Failure> {
         let ServerRun { name, addresses, startup, reload, served } = run;
         let stop = &*startup.stop();
+        let default = KernelOptions::default();
         let options = KernelOptions {
+            receive_buffer_bytes: self
+                .kernel_receive_buffer
+                .unwrap_or(default.receive_buffer_bytes),
             reuse_port: self.reuse_port,
             busy_poll: self.kernel_busy_poll,
-            ..Default::default()
         };
         let bind_all = || {
             let bind = |&address| KernelSocket::bind(address, &options);
@@ -376,6 +383,9 @@ impl ServerOptions {
             return Err(
                 "--kernel-busy-poll is for --io kernel: on Tidegate give --mode dedicated".into()
             );
+        }
+        if self.kernel_receive_buffer.is_some() && !kernel && self.config.is_none() {
+            return Err("--kernel-receive-buffer is for --io kernel: leave it out".into());
         }
         Ok(())
     }

@@ -91,6 +91,7 @@ pub fn shard(
         macs: [capabilities.mac; 2],
         mtu: capabilities.mtu,
         capacity: WIRE_FRAMES,
+        ..MemConfig::default()
     };
     let mut secondaries = Vec::new();
     let mut wires = Vec::new();

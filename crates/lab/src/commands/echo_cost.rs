@@ -1,7 +1,7 @@
 //! `tidegate lab echo-cost`.
 
 use clap::Args;
-use tidegate_lab::experiments::compare::echo_cost;
+use tidegate_lab::experiments::compare::echo_cost::{self, Traffic};
 
 use super::Output;
 use crate::Failure;
@@ -14,7 +14,7 @@ pub(crate) struct EchoCostLab {
     /// Fewer packets, for a first look
     #[arg(long)]
     quick: bool,
-    /// Number of packets to echo [default: 100000]
+    /// Number of packets to echo, of each kind of traffic [default: 100000]
     #[arg(long, value_name = "COUNT")]
     packets: Option<u64>,
     /// Use IPv6 instead of IPv4
@@ -23,12 +23,20 @@ pub(crate) struct EchoCostLab {
     /// Count instructions with valgrind's callgrind
     #[arg(long)]
     callgrind: bool,
+    /// Echo only this traffic: one-flow, random-flows or random-flows-singly
+    #[arg(long, value_name = "NAME")]
+    traffic: Option<Traffic>,
 }
 
 impl EchoCostLab {
     pub(super) fn run(self) -> Result<(), Failure> {
         let (ipv6, callgrind) = (self.ipv6, self.callgrind);
-        let mut config = echo_cost::EchoCostConfig { ipv6, callgrind, ..Default::default() };
+        let mut config = echo_cost::EchoCostConfig {
+            ipv6,
+            callgrind,
+            traffic: self.traffic,
+            ..Default::default()
+        };
         if self.quick {
             config = config.quick();
         }

@@ -10,7 +10,7 @@ use tidegate_load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
 
 use crate::error::LabError;
 use crate::testbed::cpu::{CoreTicks, CoreUsage};
-use crate::testbed::netns::{VethConfig, VethPair};
+use crate::testbed::netns::{Namespace, VethConfig, VethPair};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
 use crate::testbed::receive_work::ReceiveWork;
@@ -140,6 +140,11 @@ impl TcpTestbed {
             b: vec![format!("{KERNEL_SERVER}/{PREFIX_BITS}")],
         };
         Ok(Self { pair: VethPair::as_on_a_wire(&config)?, server_core, load_core })
+    }
+
+    /// Namespace of the servers.
+    pub(crate) fn server_namespace(&self) -> &Namespace {
+        &self.pair.b.namespace
     }
 
     /// Starts `serve echo --tcp` with additional flags.

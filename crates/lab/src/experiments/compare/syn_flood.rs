@@ -14,8 +14,8 @@ use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::flood::{
-    CLIENT_ADDRESS, FloodTestbed, GIGABIT_LINE_PPS, GoodputMeter, LOAD_ADDRESS, LOAD_MAC,
-    PREFIX_BITS, Receiver, TIDEGATE_ADDRESS,
+    CLIENT_ADDRESS, FloodTestbed, GIGABIT_LINE_PPS, GoodputMeter, KERNEL_ADDRESS, LOAD_ADDRESS,
+    LOAD_MAC, PREFIX_BITS, Receiver, TIDEGATE_ADDRESS, UNKNOWN_SOURCES_NETWORK,
 };
 use crate::testbed::load::segment::Segment;
 use crate::testbed::process::ServerProcess;
@@ -40,12 +40,30 @@ const MIN_SECONDS: f64 = 5.0;
 const FIRST_FLOOD_SOURCE: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const FLOOD_SOURCES: u32 = 8_192;
 
+/// Server under the flood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FloodedServer {
+    /// Tidegate, with these flags.
+    Tidegate(&'static [&'static str]),
+    /// Kernel sockets, with this receive work.
+    Kernel(ReceiveWork),
+}
+
+impl FloodedServer {
+    fn address(self) -> Ipv4Addr {
+        match self {
+            Self::Tidegate(_) => TIDEGATE_ADDRESS,
+            Self::Kernel(_) => KERNEL_ADDRESS,
+        }
+    }
+}
+
 /// Server configuration and rate of the flood. `None` is the maximum rate, which may exceed what
 /// the receiver can examine.
 struct FloodCase {
     name: &'static str,
     figure: &'static str,
-    flags: &'static [&'static str],
+    server: FloodedServer,
     flood_pps: Option<f64>,
     runs: Vec<FloodRun>,
 }
@@ -63,17 +81,8 @@ struct FloodRun {
 pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let (server_core, load_core) = choose_cores()?;
     let testbed = FloodTestbed::new(server_core, load_core)?;
-    let case = |name, figure, flags, flood_pps| {
-        let runs = Vec::new();
-        FloodCase { name, figure, flags, flood_pps, runs }
-    };
-    let (admission, line) = (&["--admission"][..], Some(GIGABIT_LINE_PPS));
-    let mut cases = [
-        case("admission", "connect_success", admission, line),
-        case("drop-tail", "connect_success_droptail", &[], line),
-        case("admission, overrun", "connect_success_overrun", admission, None),
-        case("drop-tail, overrun", "connect_success_droptail_overrun", &[], None),
-    ];
+    add_flood_route(&testbed)?;
+    let mut cases = cases();
     let progress = Progress::new(cases.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for case in &mut cases {
@@ -91,7 +100,59 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
         }
     }
     let mut result = Experiment::new("syn-flood");
-    for case in &cases {
+    conclude(&cases, &mut result);
+    result.note(format!(
+        "a client on kernel sockets makes {CONNECTS_PER_SECOND} connections/s, sends 64 bytes on \
+         each and reads them back, for {} s and 5 at least, while {FLOOD_SOURCES} unknown sources send SYN \
+         segments at the line rate of 1 Gb/s or, in an overrun, as fast as core 0 can; core 1 serves; \
+         success is the number of answered connections over the number due",
+        config.seconds
+    ));
+    result.note(
+        "kernel: the same server on kernel sockets, with Linux's own defaults for SYN cookies \
+         (tcp_syncookies) and backlog (somaxconn, tcp_max_syn_backlog); receive work in softirqs of \
+         core 1 by a timer, in a NAPI thread there (kernel-thread), or steered there by RPS \
+         (kernel-rps); ratios refer to the best of them",
+    );
+    Ok(result)
+}
+
+/// All cases: each server at the line rate of 1 Gb/s and in an overrun.
+fn cases() -> Vec<FloodCase> {
+    let line = Some(GIGABIT_LINE_PPS);
+    let case = |name, figure, server, flood_pps| {
+        let runs = Vec::new();
+        FloodCase { name, figure, server, flood_pps, runs }
+    };
+    let admission = FloodedServer::Tidegate(&["--admission"]);
+    let drop_tail = FloodedServer::Tidegate(&[]);
+    let kernel = FloodedServer::Kernel(ReceiveWork::Timer);
+    let thread = FloodedServer::Kernel(ReceiveWork::Thread);
+    let rps = FloodedServer::Kernel(ReceiveWork::Steered);
+    vec![
+        case("admission", "connect_success", admission, line),
+        case("drop-tail", "connect_success_droptail", drop_tail, line),
+        case("kernel", "connect_success_kernel", kernel, line),
+        case("kernel-thread", "connect_success_kernel_thread", thread, line),
+        case("kernel-rps", "connect_success_kernel_rps", rps, line),
+        case("admission, overrun", "connect_success_overrun", admission, None),
+        case("drop-tail, overrun", "connect_success_droptail_overrun", drop_tail, None),
+        case("kernel, overrun", "connect_success_kernel_overrun", kernel, None),
+        case("kernel-thread, overrun", "connect_success_kernel_thread_overrun", thread, None),
+        case("kernel-rps, overrun", "connect_success_kernel_rps_overrun", rps, None),
+    ]
+}
+
+/// Gives the kernel's server a route to the sources of the flood, without which it would answer
+/// none of them.
+fn add_flood_route(testbed: &FloodTestbed) -> Result<(), LabError> {
+    let gateway = LOAD_ADDRESS.to_string();
+    testbed.pair.b.namespace.ip(&["route", "add", UNKNOWN_SOURCES_NETWORK, "via", &gateway])?;
+    Ok(())
+}
+
+fn conclude(cases: &[FloodCase], result: &mut Experiment) {
+    for case in cases {
         let median_of = |figure: fn(&FloodRun) -> f64| median(case.runs.iter().map(figure));
         result.figure(case.figure, median_of(|run| run.success));
         result.rows.push(json!({
@@ -103,30 +164,30 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
             "broken": case.runs.iter().map(|run| run.load.broken).sum::<u64>(),
         }));
     }
-    result.note(format!(
-        "a client on kernel sockets makes {CONNECTS_PER_SECOND} connections/s, sends 64 bytes on \
-         each and reads them back, for {} s and 5 at least, while {FLOOD_SOURCES} unknown sources send SYN \
-         segments at the line rate of 1 Gb/s or, in an overrun, as fast as core 0 can; core 1 serves; \
-         success is the number of answered connections over the number due",
-        config.seconds
-    ));
-    Ok(result)
+    for (figure, flood_pps) in
+        [("connects_over_kernel", Some(GIGABIT_LINE_PPS)), ("connects_over_kernel_overrun", None)]
+    {
+        let connects_per_s = |case: &FloodCase| {
+            CONNECTS_PER_SECOND * median(case.runs.iter().map(|run| run.success))
+        };
+        let at_rate = || cases.iter().filter(move |case| case.flood_pps == flood_pps);
+        let kernel = at_rate().filter(|case| matches!(case.server, FloodedServer::Kernel(_)));
+        let kernel = kernel.map(|case| (case.name.to_owned(), connects_per_s(case)));
+        if let Some(admission) = at_rate().next() {
+            result.compare_with_kernel(figure, connects_per_s(admission), kernel);
+        }
+    }
 }
 
 fn measure(testbed: &FloodTestbed, case: &FloodCase, seconds: f64) -> Result<FloodRun, LabError> {
-    testbed.prepare(Receiver::Server)?;
-    let end = &testbed.pair.b;
-    let (core, port) = (testbed.server_core.to_string(), ECHO_PORT.to_string());
-    let address = format!("{TIDEGATE_ADDRESS}/{PREFIX_BITS}");
-    // Default route for the replies to the flood's sources.
-    let route = format!("0.0.0.0/0={LOAD_ADDRESS}");
-    let mut command = end.namespace.command_on_core(testbed.server_core, programs::tidegate()?);
-    command.args(["serve", "echo", "--tcp", "--listen", &port, "--json", "--cpu", &core]);
-    command.args(["--iface", &end.device, "--address", &address, "--route", &route]);
-    let mut server = ServerProcess::start("tidegate", command.args(case.flags))?;
-    server.wait_for_first_line()?;
+    let server = start_server(testbed, case.server)?;
     let seconds = seconds.max(MIN_SECONDS);
-    let mut flood = testbed.flood_frames(&syn_frames(testbed.pair.b.mac), ReceiveWork::Server)?;
+    let target = SocketAddrV4::new(case.server.address(), ECHO_PORT);
+    let receive_work = match case.server {
+        FloodedServer::Tidegate(_) => ReceiveWork::Server,
+        FloodedServer::Kernel(receive_work) => receive_work,
+    };
+    let mut flood = testbed.flood_frames(&syn_frames(testbed.pair.b.mac, target), receive_work)?;
     let load = TcpLoadConfig {
         connections: MAX_CONNECTIONS,
         connection_per_request: true,
@@ -136,7 +197,7 @@ fn measure(testbed: &FloodTestbed, case: &FloodCase, seconds: f64) -> Result<Flo
         warm_up_seconds: LEARNING_SECONDS + SETTLING_SECONDS,
         seconds,
         core: Some(testbed.load_core),
-        ..TcpLoadConfig::new(LinkKind::Kernel, (TIDEGATE_ADDRESS, ECHO_PORT).into())
+        ..TcpLoadConfig::new(LinkKind::Kernel, target.into())
     };
     let client = testbed.pair.a.namespace.spawn(move || Ok(load_tcp(&load)?))?;
     thread::sleep(Duration::from_secs_f64(LEARNING_SECONDS));
@@ -156,19 +217,46 @@ fn measure(testbed: &FloodTestbed, case: &FloodCase, seconds: f64) -> Result<Flo
     Ok(FloodRun { success, offered_pps: measured?.offered_pps, load })
 }
 
+/// Starts an echo server on the server's core, with the backlog that the kernel allows.
+fn start_server(testbed: &FloodTestbed, server: FloodedServer) -> Result<ServerProcess, LabError> {
+    let on_kernel = matches!(server, FloodedServer::Kernel(_));
+    testbed.prepare(if on_kernel { Receiver::Kernel } else { Receiver::Server })?;
+    let end = &testbed.pair.b;
+    let (core, port) = (testbed.server_core.to_string(), ECHO_PORT.to_string());
+    let address = format!("{TIDEGATE_ADDRESS}/{PREFIX_BITS}");
+    // Default route for the replies to the flood's sources.
+    let route = format!("0.0.0.0/0={LOAD_ADDRESS}");
+    let mut command = end.namespace.command_on_core(testbed.server_core, programs::tidegate()?);
+    command.args(["serve", "echo", "--tcp", "--listen", &port, "--json", "--cpu", &core]);
+    match server {
+        FloodedServer::Tidegate(flags) => {
+            command.args(["--iface", &end.device, "--address", &address, "--route", &route]);
+            command.args(flags);
+        }
+        FloodedServer::Kernel(_) => drop(command.args(["--io", "kernel"])),
+    }
+    let mut server = ServerProcess::start("tidegate", &mut command)?;
+    server.wait_for_first_line()?;
+    Ok(server)
+}
+
 /// Returns one SYN segment of each source of the flood.
-fn syn_frames(target: [u8; 6]) -> Vec<Vec<u8>> {
+fn syn_frames(mac: [u8; 6], target: SocketAddrV4) -> Vec<Vec<u8>> {
     let first = u32::from(FIRST_FLOOD_SOURCE);
     (0..FLOOD_SOURCES)
-        .filter_map(|number| syn_frame(target, (first + number).into(), number))
+        .filter_map(|number| syn_frame((mac, target), (first + number).into(), number))
         .collect()
 }
 
-fn syn_frame(target: [u8; 6], source: Ipv4Addr, number: u32) -> Option<Vec<u8>> {
+fn syn_frame(
+    (mac, target): ([u8; 6], SocketAddrV4),
+    source: Ipv4Addr,
+    number: u32,
+) -> Option<Vec<u8>> {
     let port = 1024 + (number.wrapping_mul(7919) % 60_000) as u16;
     let segment = Segment {
         source: (MacAddr(LOAD_MAC), SocketAddrV4::new(source, port)),
-        target: (MacAddr(target), SocketAddrV4::new(TIDEGATE_ADDRESS, ECHO_PORT)),
+        target: (MacAddr(mac), target),
         sequence: number.wrapping_mul(0x9e37_79b9),
         acknowledgement: 0,
         flags: TcpFlags::SYN,
@@ -185,7 +273,8 @@ mod tests {
 
     #[test]
     fn flood_frames_are_valid_syn_segments() {
-        let frames = syn_frames([2, 0, 0, 0, 0, 1]);
+        let target = SocketAddrV4::new(TIDEGATE_ADDRESS, ECHO_PORT);
+        let frames = syn_frames([2, 0, 0, 0, 0, 1], target);
         assert_eq!(frames.len(), FLOOD_SOURCES as usize);
         let (ethernet, packet) = EthernetHeader::parse(&frames[8191]).unwrap();
         assert_eq!(ethernet.ethertype, EtherType::IPV4);
@@ -194,5 +283,28 @@ mod tests {
         let (tcp, payload) = TcpHeader::parse(segment).unwrap();
         assert_eq!((tcp.flags, tcp.destination_port, payload.len()), (TcpFlags::SYN, ECHO_PORT, 0));
         assert_ne!(frames[0], frames[1]);
+    }
+
+    #[test]
+    fn compares_the_connections_with_the_best_of_the_kernel_at_each_rate() {
+        let mut cases = cases();
+        for case in &mut cases {
+            let success = match (case.name, case.flood_pps.is_some()) {
+                ("admission", _) => 1.0,
+                ("kernel-thread", _) => 0.5,
+                ("kernel", _) => 0.25,
+                (_, true) => 0.125,
+                (_, false) => 0.0,
+            };
+            let load = TcpLoadReport::default();
+            case.runs.push(FloodRun { success, offered_pps: 1.0, load });
+        }
+        let mut result = Experiment::new("syn-flood");
+        conclude(&cases, &mut result);
+        assert_eq!(result.figures["connects_over_kernel"], 2.0);
+        assert_eq!(result.comparisons[0].kernel_best, "kernel-thread");
+        assert_eq!(result.comparisons[0].kernel_rows.len(), 3);
+        assert_eq!(result.figures["connects_over_kernel_overrun"], 0.0);
+        assert_eq!(result.figures["connect_success_kernel_thread"], 0.5);
     }
 }

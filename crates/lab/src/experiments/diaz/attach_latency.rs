@@ -6,6 +6,8 @@
 //! the peer process is this executable again: it gets the shared memory or the socket as its
 //! standard input, and sends back each message that requests a reply.
 
+mod spinning;
+
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -26,6 +28,7 @@ use tidegate_service::Geometry;
 use tidegate_service::attachment::Attachment;
 use tidegate_service::daemon::{AttachConfig, DEFAULT_COALESCING, Daemon, Quota};
 
+use self::spinning::Spinning;
 use crate::Experiment;
 use crate::LabError;
 use crate::report::progress::Progress;
@@ -72,12 +75,27 @@ pub enum IpcTransport {
     Pipe,
     /// TCP connection over the kernel's loopback device.
     Loopback,
+    /// As [`IpcTransport::Unix`]; both sides busy-poll.
+    UnixSpin,
+    /// As [`IpcTransport::Pipe`]; both sides busy-poll.
+    PipeSpin,
+    /// As [`IpcTransport::Loopback`]; both sides busy-poll.
+    LoopbackSpin,
 }
 
 impl IpcTransport {
     /// All transports, in the order of measurement.
-    pub const ALL: [Self; 6] =
-        [Self::Daemon, Self::Ring, Self::Unix, Self::Uring, Self::Pipe, Self::Loopback];
+    pub const ALL: [Self; 9] = [
+        Self::Daemon,
+        Self::Ring,
+        Self::Unix,
+        Self::Uring,
+        Self::Pipe,
+        Self::Loopback,
+        Self::UnixSpin,
+        Self::PipeSpin,
+        Self::LoopbackSpin,
+    ];
 
     /// Name in rows and on the command line.
     pub fn name(self) -> &'static str {
@@ -88,7 +106,19 @@ impl IpcTransport {
             Self::Uring => "unix-socket-io-uring",
             Self::Pipe => "pipe",
             Self::Loopback => "loopback-tcp",
+            Self::UnixSpin => "unix-socket-spin",
+            Self::PipeSpin => "pipe-spin",
+            Self::LoopbackSpin => "loopback-tcp-spin",
         }
+    }
+
+    /// True if both sides read from the kernel again and again instead of sleeping there.
+    fn spins(self) -> bool {
+        matches!(self, Self::UnixSpin | Self::PipeSpin | Self::LoopbackSpin)
+    }
+
+    fn is_of_kernel(self) -> bool {
+        !matches!(self, Self::Daemon | Self::Ring)
     }
 }
 
@@ -252,8 +282,15 @@ impl Channel for DaemonChannel {
 }
 
 struct StreamChannel<R, W> {
-    reader: R,
-    writer: W,
+    reader: Spinning<R>,
+    writer: Spinning<W>,
+}
+
+impl<R: AsFd, W: AsFd> StreamChannel<R, W> {
+    fn new(transport: IpcTransport, reader: R, writer: W) -> io::Result<Self> {
+        let spins = transport.spins();
+        Ok(Self { reader: Spinning::new(reader, spins)?, writer: Spinning::new(writer, spins)? })
+    }
 }
 
 impl<R: Read, W: Write> Channel for StreamChannel<R, W> {
@@ -341,20 +378,21 @@ pub fn run_peer(transport: IpcTransport, core: usize) -> Result<(), LabError> {
         IpcTransport::Ring => input()
             .and_then(|fd| Region::open(fd, 2 * RING_WORDS))
             .and_then(|region| serve_messages(&mut RingChannel::new(&Arc::new(region), true)?)),
-        IpcTransport::Pipe => {
+        IpcTransport::Pipe | IpcTransport::PipeSpin => {
             let output = || io::stdout().as_fd().try_clone_to_owned();
             input().and_then(|reader| {
-                serve_messages(&mut StreamChannel {
-                    reader: File::from(reader),
-                    writer: File::from(output()?),
-                })
+                let (reader, writer) = (File::from(reader), File::from(output()?));
+                serve_messages(&mut StreamChannel::new(transport, reader, writer)?)
             })
         }
         IpcTransport::Uring => input().and_then(|fd| serve_messages(&mut UringChannel::new(fd)?)),
-        IpcTransport::Unix | IpcTransport::Loopback => input().and_then(|fd| {
+        IpcTransport::Unix
+        | IpcTransport::UnixSpin
+        | IpcTransport::Loopback
+        | IpcTransport::LoopbackSpin => input().and_then(|fd| {
             let reader = File::from(fd);
             let writer = reader.try_clone()?;
-            serve_messages(&mut StreamChannel { reader, writer })
+            serve_messages(&mut StreamChannel::new(transport, reader, writer)?)
         }),
     };
     served.map_err(failed)
@@ -431,17 +469,20 @@ fn measure(
             let _peer = start_peer(transport, peer_core, from_fd(theirs), Stdio::null())?;
             exchange(config, transport, &mut rings).map_err(failed)
         }
-        IpcTransport::Pipe => {
+        IpcTransport::Pipe | IpcTransport::PipeSpin => {
             let mut peer = start_peer(transport, peer_core, Stdio::piped(), Stdio::piped())?;
             let (writer, reader) = (peer.0.stdin.take(), peer.0.stdout.take());
             let missing = || failed(io::Error::other("the peer has no pipes"));
             let (writer, reader) = (writer.ok_or_else(missing)?, reader.ok_or_else(missing)?);
-            exchange(config, transport, &mut StreamChannel { reader, writer }).map_err(failed)
+            StreamChannel::new(transport, reader, writer)
+                .and_then(|mut stream| exchange(config, transport, &mut stream))
+                .map_err(failed)
         }
-        IpcTransport::Unix => {
+        IpcTransport::Unix | IpcTransport::UnixSpin => {
             let (ours, theirs) = UnixStream::pair().map_err(failed)?;
             let _peer = start_peer(transport, peer_core, from_fd(theirs.into()), Stdio::null())?;
-            exchange(config, transport, &mut StreamChannel { reader: &ours, writer: &ours })
+            StreamChannel::new(transport, &ours, &ours)
+                .and_then(|mut stream| exchange(config, transport, &mut stream))
                 .map_err(failed)
         }
         IpcTransport::Uring => {
@@ -450,13 +491,14 @@ fn measure(
             let mut stream = UringChannel::new(ours.into()).map_err(failed)?;
             exchange(config, transport, &mut stream).map_err(failed)
         }
-        IpcTransport::Loopback => {
+        IpcTransport::Loopback | IpcTransport::LoopbackSpin => {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
             let ours = listener.local_addr().and_then(TcpStream::connect).map_err(failed)?;
             let (theirs, _) = listener.accept().map_err(failed)?;
             [&ours, &theirs].iter().try_for_each(|end| end.set_nodelay(true)).map_err(failed)?;
             let _peer = start_peer(transport, peer_core, from_fd(theirs.into()), Stdio::null())?;
-            exchange(config, transport, &mut StreamChannel { reader: &ours, writer: &ours })
+            StreamChannel::new(transport, &ours, &ours)
+                .and_then(|mut stream| exchange(config, transport, &mut stream))
                 .map_err(failed)
         }
     }
@@ -484,10 +526,10 @@ fn exchange(
             round_trips_ns.saturating_record(sent.elapsed().as_nanos() as u64);
         }
     }
-    let messages = if matches!(transport, IpcTransport::Ring | IpcTransport::Daemon) {
-        config.messages
-    } else {
+    let messages = if transport.is_of_kernel() {
         config.messages / KERNEL_MESSAGES_DIVISOR
+    } else {
+        config.messages
     };
     let began = Instant::now();
     for n in 0..messages {
@@ -546,6 +588,7 @@ pub fn run(config: &AttachLatencyConfig) -> Result<Experiment, LabError> {
 
 fn report(by_transport: &[(IpcTransport, Vec<TransportMeasurement>)]) -> Experiment {
     let mut result = Experiment::new("attach-latency");
+    let (mut round_trips_per_s, mut one_way_per_s) = (Vec::new(), Vec::new());
     for (transport, runs) in by_transport {
         let median =
             |of: &dyn Fn(&TransportMeasurement) -> f64| crate::stats::median(runs.iter().map(of));
@@ -555,6 +598,9 @@ fn report(by_transport: &[(IpcTransport, Vec<TransportMeasurement>)]) -> Experim
             result.figure("ping_pong_p50_ns", quantile(0.5));
             result.figure("messages_per_s", messages_per_s);
         }
+        let name = transport.name().to_owned();
+        round_trips_per_s.push((*transport, name.clone(), 1e9 / quantile(0.5).max(1.0)));
+        one_way_per_s.push((*transport, name, messages_per_s));
         result.rows.push(json!({
             "way": transport.name(),
             "p50_ns": quantile(0.5),
@@ -562,12 +608,21 @@ fn report(by_transport: &[(IpcTransport, Vec<TransportMeasurement>)]) -> Experim
             "messages_per_s": messages_per_s,
         }));
     }
+    for (figure, rates) in
+        [("round_trips_over_kernel", round_trips_per_s), ("messages_over_kernel", one_way_per_s)]
+    {
+        let daemon = rates.iter().find(|(transport, ..)| *transport == IpcTransport::Daemon);
+        let Some(daemon) = daemon.map(|(.., rate)| *rate) else { continue };
+        let kernel = rates.into_iter().filter(|(transport, ..)| transport.is_of_kernel());
+        result.compare_with_kernel(figure, daemon, kernel.map(|(_, name, rate)| (name, rate)));
+    }
     result.columns = vec!["way", "p50_ns", "p99_ns", "messages_per_s"];
     result.note(
         "64 bytes from a process on core 0 to a process on core 1 and back; one way at full rate; \
          network-core: an engine with its applications; ring: two rings and nothing else; in both \
-         cases both sides busy-poll; the others sleep in the kernel, with a system call for \
-         each message, except io_uring, which submits them in batches; medians",
+         cases both sides busy-poll, as in those of the kernel named spin, by calls that do not block; the \
+         others sleep in the kernel; the kernel takes a system call for each message, except io_uring, \
+         which submits them in batches; round_trips_over_kernel compares 1 s / p50; medians",
     );
     result
 }
@@ -609,11 +664,27 @@ mod tests {
     }
 
     #[test]
+    fn spinning_sockets_carry_messages_both_ways() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let transport = IpcTransport::UnixSpin;
+        let config = AttachLatencyConfig { round_trips: 100, messages: 10_000, repeats: 1 };
+        std::thread::scope(|scope| {
+            let answering = scope.spawn(move || {
+                serve_messages(&mut StreamChannel::new(transport, &theirs, &theirs).unwrap())
+            });
+            let mut stream = StreamChannel::new(transport, &ours, &ours).unwrap();
+            let measured = exchange(&config, transport, &mut stream).unwrap();
+            answering.join().unwrap().unwrap();
+            assert_eq!(measured.round_trips_ns.len(), 100);
+        });
+    }
+
+    #[test]
     fn peer_fails_on_unknown_message() {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         ours.write_all(&[9; MESSAGE_BYTES]).unwrap();
-        let error =
-            serve_messages(&mut StreamChannel { reader: &theirs, writer: &theirs }).unwrap_err();
+        let mut stream = StreamChannel::new(IpcTransport::Unix, &theirs, &theirs).unwrap();
+        let error = serve_messages(&mut stream).unwrap_err();
         assert!(error.to_string().contains("kind"), "{error}");
     }
 
@@ -625,8 +696,15 @@ mod tests {
             TransportMeasurement { round_trips_ns, messages_per_s }
         };
         let core = vec![run(300, 5.0), run(900, 9.0), run(200, 7.0)];
-        let result =
-            report(&[(IpcTransport::Daemon, core), (IpcTransport::Pipe, vec![run(7_000, 1.0)])]);
+        let result = report(&[
+            (IpcTransport::Daemon, core),
+            (IpcTransport::Pipe, vec![run(7_000, 1.0)]),
+            (IpcTransport::PipeSpin, vec![run(600, 4.0)]),
+            (IpcTransport::Ring, vec![run(1, 99.0)]),
+        ]);
+        assert_eq!(result.figures["round_trips_over_kernel"], 2.0);
+        assert_eq!(result.figures["messages_over_kernel"], 1.75);
+        assert_eq!(result.comparisons[0].kernel_best, "pipe-spin");
         assert_eq!(result.figures["ping_pong_p50_ns"], 300.0);
         assert_eq!(result.figures["messages_per_s"], 7.0);
         assert_eq!(result.rows[1]["p50_ns"].as_f64().map(f64::round), Some(7_003.0));

@@ -9,7 +9,7 @@ use tidegate_load::{TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
-use crate::stats::median;
+use crate::stats::{median, round_to_hundredths};
 use crate::testbed::apps::application::Application;
 use crate::testbed::apps::{
     CoreAssignment, RunningService, StackKind, check_installed, start_service,
@@ -31,6 +31,7 @@ struct CounterSample {
     context_switches: u64,
     interrupts: u64,
     core_ticks: CoreTicks,
+    application_core_ticks: CoreTicks,
     process_ticks: u64,
 }
 
@@ -40,7 +41,17 @@ struct Run {
     switches_per_s: f64,
     interrupts_per_s: f64,
     network_core_percent: f64,
+    /// Busy time of the core of redis and of the load.
+    application_core_percent: f64,
     server_percent: f64,
+}
+
+impl Run {
+    /// Busy time of both cores for each request, in microseconds.
+    fn busy_us_per_request(&self) -> f64 {
+        let busy_us_per_s = (self.network_core_percent + self.application_core_percent) * 1e4;
+        busy_us_per_s / self.load.requests_per_second.max(1.0)
+    }
 }
 
 /// Runs redis with the receive work on a separate core: with the kernel's stack, steered to that
@@ -59,7 +70,7 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     for repeat in 1..=config.repeats {
         for (stack, runs) in stacks.into_iter().zip(&mut runs) {
             let service = start_service(&testbed, Application::Redis, stack, separate_cores, &[])?;
-            let run = measure(&testbed, &service, network_core, config.seconds)?;
+            let run = measure(&testbed, &service, (network_core, load_core), config.seconds)?;
             service.stop();
             progress.step(format_args!(
                 "{repeat} {:<8} {:>7.0} requests/s: {:>8.0} context switches/s, {:>8.0} \
@@ -74,11 +85,37 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
         }
     }
     let mut result = Experiment::new("context-switches");
+    conclude(stacks, &runs, &mut result);
+    result.note(format!(
+        "redis answers {RPS} GET/s on {CONNECTIONS} connections on core 0, which also makes the \
+         load; core 1 does the network work: the kernel's receive work by RPS, or the daemon"
+    ));
+    result.note(
+        "context switches are those of redis, of the daemon, and of the kernel's softirq threads; \
+         interrupts are all those of core 1, including scheduler and timer; server_percent is the \
+         processor time of redis and the daemon together",
+    );
+    result.note(
+        "throughput and processor time of both are figures too: busy time of the same two cores for \
+         each request, with that of the load, and at a rate that leaves idle time; a network core that \
+         busy-polls is busy all the time",
+    );
+    Ok(result)
+}
+
+fn conclude(stacks: [StackKind; 2], runs: &[Vec<Run>; 2], result: &mut Experiment) {
     let of = |stack: usize, figure: fn(&Run) -> f64| median(runs[stack].iter().map(figure));
-    result
-        .figure("switch_ratio", of(1, |run| run.switches_per_s) / of(0, |run| run.switches_per_s));
-    result.figure("interrupts_per_s", of(1, |run| run.interrupts_per_s));
-    result.figure("interrupts_per_s_kernel", of(0, |run| run.interrupts_per_s));
+    let kernel_switches = of(0, |run| run.switches_per_s).max(1.0);
+    result.figure("switch_ratio", of(1, |run| run.switches_per_s) / kernel_switches);
+    let mut of_both = |name: &str, figure: fn(&Run) -> f64| {
+        result.figure(name, round_to_hundredths(of(1, figure)));
+        result.figure(&format!("{name}_kernel"), round_to_hundredths(of(0, figure)));
+    };
+    of_both("interrupts_per_s", |run| run.interrupts_per_s);
+    of_both("requests_per_s", |run| run.load.requests_per_second.round());
+    of_both("network_core_percent", |run| run.network_core_percent);
+    of_both("application_core_percent", |run| run.application_core_percent);
+    of_both("busy_us_per_request", Run::busy_us_per_request);
     for (n, stack) in stacks.iter().enumerate() {
         result.rows.push(json!({
             "way": stack.name(),
@@ -88,7 +125,9 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
             "switches_per_s": of(n, |run| run.switches_per_s).round(),
             "interrupts_per_s": of(n, |run| run.interrupts_per_s).round(),
             "network_core_percent": of(n, |run| run.network_core_percent),
+            "application_core_percent": of(n, |run| run.application_core_percent),
             "server_percent": of(n, |run| run.server_percent),
+            "busy_us_per_request": round_to_hundredths(of(n, Run::busy_us_per_request)),
         }));
     }
     result.columns = vec![
@@ -99,24 +138,16 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
         "switches_per_s",
         "interrupts_per_s",
         "network_core_percent",
+        "application_core_percent",
         "server_percent",
+        "busy_us_per_request",
     ];
-    result.note(format!(
-        "redis answers {RPS} GET/s on {CONNECTIONS} connections on core 0, which also makes the \
-         load; core 1 does the network work: the kernel's receive work by RPS, or the daemon"
-    ));
-    result.note(
-        "context switches are those of redis, of the daemon, and of the kernel's softirq threads; \
-         interrupts are all those of core 1, including scheduler and timer; server_percent is the \
-         processor time of redis and the daemon together",
-    );
-    Ok(result)
 }
 
 fn measure(
     testbed: &FloodTestbed,
     service: &RunningService,
-    network_core: usize,
+    (network_core, application_core): (usize, usize),
     seconds: f64,
 ) -> Result<Run, LabError> {
     let load = TcpLoadConfig {
@@ -134,6 +165,7 @@ fn measure(
             context_switches: count_context_switches(&processes)?,
             interrupts: count_interrupts(network_core)?,
             core_ticks: CoreTicks::read(network_core)?,
+            application_core_ticks: CoreTicks::read(application_core)?,
             process_ticks,
         })
     };
@@ -151,6 +183,10 @@ fn measure(
         switches_per_s: per_s(after.context_switches, before.context_switches),
         interrupts_per_s: per_s(after.interrupts, before.interrupts),
         network_core_percent: after.core_ticks.since(before.core_ticks).busy_percent,
+        application_core_percent: after
+            .application_core_ticks
+            .since(before.application_core_ticks)
+            .busy_percent,
         server_percent: per_s(after.process_ticks, before.process_ticks) * 100.0
             / cpu::ticks_per_second() as f64,
         load,
@@ -199,6 +235,30 @@ fn core_column(line: &str, core: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reports_throughput_and_time_of_both() {
+        let run = |switches_per_s, network_core_percent| Run {
+            load: TcpLoadReport { requests_per_second: 20_000.0, ..TcpLoadReport::default() },
+            switches_per_s,
+            interrupts_per_s: 10.0,
+            network_core_percent,
+            application_core_percent: 60.0,
+            server_percent: 30.0,
+        };
+        let mut result = Experiment::new("context-switches");
+        let runs = [vec![run(1_000.0, 40.0)], vec![run(100.0, 100.0)]];
+        conclude(
+            [StackKind::Kernel(ReceiveWork::Steered), StackKind::Attached],
+            &runs,
+            &mut result,
+        );
+        assert_eq!(result.figures["switch_ratio"], 0.1);
+        assert_eq!(result.figures["busy_us_per_request"], 80.0);
+        assert_eq!(result.figures["busy_us_per_request_kernel"], 50.0);
+        assert_eq!(result.figures["requests_per_s_kernel"], 20_000.0);
+        assert_eq!(result.rows[1]["network_core_percent"], 100.0);
+    }
 
     #[test]
     fn reads_interrupts_from_the_column_of_the_core() {

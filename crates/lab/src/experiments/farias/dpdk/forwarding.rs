@@ -25,6 +25,8 @@ use crate::testbed::programs;
 /// is lost.
 const BURST_COUNT: usize = 16;
 const FRAME_COUNT: usize = BURST_COUNT * BURST_FRAMES;
+/// Bursts of testpmd as the forwarder; the fastest counts. Each divides the number of frames.
+const TESTPMD_BURSTS: [usize; 4] = [16, 32, 64, 128];
 const RING_DEVICE: &str = "net_ring0";
 /// UDP payload in bytes: with its headers 64 bytes, the frame length of testpmd.
 const ECHO_PAYLOAD_BYTES: usize = 64 - 42;
@@ -75,19 +77,21 @@ impl ForwardLink {
         }
     }
 
-    fn forwarders(&self) -> &'static [Forwarder] {
-        match self {
-            Self::Memif => &[Forwarder::Testpmd, Forwarder::Device, Forwarder::Echo],
-            _ => &[Forwarder::Testpmd, Forwarder::Device],
+    fn forwarders(&self) -> Vec<Forwarder> {
+        let mut all: Vec<Forwarder> = TESTPMD_BURSTS.map(Forwarder::Testpmd).into();
+        all.push(Forwarder::Device);
+        if matches!(self, Self::Memif) {
+            all.push(Forwarder::Echo);
         }
+        all
     }
 }
 
 /// Program that returns frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forwarder {
-    /// `dpdk-testpmd` in mode `io`.
-    Testpmd,
+    /// `dpdk-testpmd` in mode `io`, with this many frames in a burst.
+    Testpmd(usize),
     /// Tidegate's device layer alone.
     Device,
     /// `tidegate serve echo`: the whole stack.
@@ -95,11 +99,11 @@ enum Forwarder {
 }
 
 impl Forwarder {
-    fn name(self) -> &'static str {
+    fn name(self) -> String {
         match self {
-            Self::Testpmd => "dpdk-testpmd io",
-            Self::Device => "tidegate device",
-            Self::Echo => "tidegate serve echo",
+            Self::Testpmd(burst) => format!("dpdk-testpmd io, burst {burst}"),
+            Self::Device => "tidegate device".to_owned(),
+            Self::Echo => "tidegate serve echo".to_owned(),
         }
     }
 }
@@ -131,7 +135,7 @@ pub(super) fn run(
         runs: Vec::new(),
         empty_polls_percent: Vec::new(),
     };
-    let all = links.iter().flat_map(|link| link.forwarders().iter().map(move |&s| (link, s)));
+    let all = links.iter().flat_map(|link| link.forwarders().into_iter().map(move |s| (link, s)));
     let mut results: Vec<(&ForwardLink, ForwardResults)> =
         all.map(|(link, forwarder)| (link, empty_results(link, forwarder))).collect();
     let progress = Progress::of_part("forwarding", results.len() * config.repeats);
@@ -140,7 +144,7 @@ pub(super) fn run(
             measure(config, testbed, link, results)?;
             let rate = results.runs.last().copied().unwrap_or_default();
             let (name, rate) = (results.forwarder.name(), format_number(rate.round()));
-            progress.step(format_args!("{repeat} {:<10} {name:<20} {rate:>12}/s", results.link));
+            progress.step(format_args!("{repeat} {:<10} {name:<26} {rate:>12}/s", results.link));
         }
     }
     let results: Vec<ForwardResults> = results.into_iter().map(|(_, found)| found).collect();
@@ -164,17 +168,18 @@ fn measure(
             report.answered_pps
         }
         (ForwardLink::Ring, Forwarder::Device) => forward_on_ring(testbed, config.seconds)?,
-        (ForwardLink::Ring, Forwarder::Testpmd) => {
+        (ForwardLink::Ring, Forwarder::Testpmd(burst)) => {
             let core = testbed.server_core;
-            let ring = Testpmd::start(command_on_core(core, STDBUF), core, RING_DEVICE)?;
-            measure_returned_pps(ring, config.seconds)?
+            let ring = Testpmd::start(command_on_core(core, STDBUF), core, RING_DEVICE, burst)?;
+            measure_returned_pps(ring, FRAME_COUNT / burst, config.seconds)?
         }
         (_, forwarder) => {
             let devices = link.devices(testbed);
             let _forwarder = start_forwarder(forwarder, testbed, link, &devices.server)?;
             let core = testbed.load_core;
             let command = command_in(link.namespaces().map(|sides| sides.1), core, STDBUF);
-            measure_returned_pps(Testpmd::start(command, core, &devices.load)?, config.seconds)?
+            let generator = Testpmd::start(command, core, &devices.load, BURST_FRAMES)?;
+            measure_returned_pps(generator, BURST_COUNT, config.seconds)?
         }
     };
     if rate <= 0.0 {
@@ -194,8 +199,9 @@ fn start_forwarder(
 ) -> Result<Box<dyn Any>, LabError> {
     let core = testbed.server_core;
     let namespace = link.namespaces().map(|sides| sides.0);
-    if forwarder == Forwarder::Testpmd {
-        let mut testpmd = Testpmd::start(command_in(namespace, core, STDBUF), core, device)?;
+    if let Forwarder::Testpmd(burst) = forwarder {
+        let command = command_in(namespace, core, STDBUF);
+        let mut testpmd = Testpmd::start(command, core, device, burst)?;
         testpmd.forward(0)?;
         return Ok(Box::new(testpmd));
     }
@@ -214,12 +220,16 @@ fn command_in(namespace: Option<&Namespace>, core: usize, program: impl AsRef<Os
     }
 }
 
-/// Puts frames into the generator's device, and returns the rate at which they come back, in
+/// Puts this many bursts of frames into the generator's device, and returns the rate at which they come back, in
 /// frames per second.
-fn measure_returned_pps(mut generator: Testpmd, seconds: f64) -> Result<f64, LabError> {
+fn measure_returned_pps(
+    mut generator: Testpmd,
+    bursts: usize,
+    seconds: f64,
+) -> Result<f64, LabError> {
     let time = Duration::from_secs_f64(seconds);
     generator.wait_for_link()?;
-    generator.forward(BURST_COUNT)?;
+    generator.forward(bursts)?;
     thread::sleep(WARM_UP);
     // On a busy machine the forwarder may not have been scheduled yet.
     let rates = (0..MAX_RATE_SAMPLES).map(|_| generator.received_pps(time));
@@ -251,12 +261,19 @@ fn find_results<'f>(
     results.iter().find(|one| one.link == link && one.forwarder == forwarder)
 }
 
-/// Rate of a forwarder over that of testpmd on the same link.
+/// Testpmd on a link, with the burst at which its median rate is the highest.
+fn best_testpmd<'f>(results: &'f [ForwardResults], link: &str) -> Option<&'f ForwardResults> {
+    let is_testpmd = |one: &&ForwardResults| matches!(one.forwarder, Forwarder::Testpmd(_));
+    let on_link = results.iter().filter(|one| one.link == link).filter(is_testpmd);
+    on_link.max_by(|one, other| median(&one.runs).total_cmp(&median(&other.runs)))
+}
+
+/// Rate of a forwarder over that of testpmd on the same link, at testpmd's best burst.
 ///
 /// Each repeat is compared with testpmd's in the same repeat, and the median counts: a shared
 /// machine is slower at some times than at others.
 fn over_testpmd(results: &[ForwardResults], link: &str, forwarder: Forwarder) -> Option<f64> {
-    let testpmd = find_results(results, link, Forwarder::Testpmd)?;
+    let testpmd = best_testpmd(results, link)?;
     let ratios = find_results(results, link, forwarder)?
         .runs
         .iter()
@@ -271,6 +288,11 @@ fn conclude(results: &[ForwardResults], result: &mut Experiment) {
         if let Some(ratio) = ratio(link) {
             result.figure(&format!("testpmd_ratio_{link}"), ratio);
         }
+        if let Some(Forwarder::Testpmd(burst)) =
+            best_testpmd(results, link).map(|best| best.forwarder)
+        {
+            result.figure(&format!("testpmd_burst_{link}"), burst as f64);
+        }
     }
     if let (Some(memif), Some(ring)) = (ratio("memif"), ratio("ring")) {
         result.figure("testpmd_ratio", memif.min(ring));
@@ -280,7 +302,7 @@ fn conclude(results: &[ForwardResults], result: &mut Experiment) {
     }
     for one in results {
         let remark = match (one.link, one.forwarder) {
-            ("ring", Forwarder::Testpmd) => "moves pointers only, touches no frame".to_owned(),
+            ("ring", Forwarder::Testpmd(_)) => "moves pointers only, touches no frame".to_owned(),
             (_, Forwarder::Echo) => {
                 format!(
                     "{:.0} % of the generator's polls found no frame",
@@ -305,7 +327,8 @@ fn conclude(results: &[ForwardResults], result: &mut Experiment) {
         "frames back: {FRAME_COUNT} frames of 64 bytes circulate, none is newly created; the other side \
          is dpdk-testpmd in mode io, for the echo a generator that turns each reply into the next \
          request, and counts the returned frames; on the ring there is no other side; \
-         testpmd_ratio is the lower of memif and ring; echo_over_raw is the echo through the whole \
+         testpmd forwards in bursts of 16, 32, 64 and 128, the best of which counts on each link \
+         (testpmd_burst_*); testpmd_ratio is the lower of memif and ring; echo_over_raw is the echo through the whole \
          stack over testpmd on memif; ratios are taken within each repeat"
     ));
 }
@@ -319,12 +342,18 @@ mod tests {
     }
 
     #[test]
+    fn every_burst_of_testpmd_divides_the_frames() {
+        assert!(TESTPMD_BURSTS.iter().all(|burst| FRAME_COUNT.is_multiple_of(*burst)));
+    }
+
+    #[test]
     fn compares_each_repeat_with_itself() {
         let all = [
-            results_of("memif", Forwarder::Testpmd, &[100.0, 10.0, 200.0]),
+            results_of("memif", Forwarder::Testpmd(128), &[1.0, 500.0, 2.0]),
+            results_of("memif", Forwarder::Testpmd(64), &[100.0, 10.0, 200.0]),
             results_of("memif", Forwarder::Device, &[90.0, 9.0, 10.0]),
             results_of("memif", Forwarder::Echo, &[50.0, 6.0, 100.0]),
-            results_of("ring", Forwarder::Testpmd, &[1000.0]),
+            results_of("ring", Forwarder::Testpmd(32), &[1000.0]),
             results_of("ring", Forwarder::Device, &[500.0]),
         ];
         let mut result = Experiment::new("dpdk");
@@ -335,8 +364,9 @@ mod tests {
         assert_eq!(figures["testpmd_ratio"], 0.5, "the lower ratio");
         assert_eq!(figures["echo_over_raw"], 0.5);
         assert!(!figures.contains_key("testpmd_ratio_af_packet"));
-        assert_eq!(result.rows.len(), 5);
-        assert!(result.rows[3]["remark"].as_str().unwrap().contains("touches no frame"));
-        assert_eq!(result.rows[1]["lowest"], 9.0);
+        assert_eq!(figures["testpmd_burst_memif"], 64.0, "the burst with the best median");
+        assert_eq!(result.rows.len(), 6);
+        assert!(result.rows[4]["remark"].as_str().unwrap().contains("touches no frame"));
+        assert_eq!(result.rows[2]["lowest"], 9.0);
     }
 }

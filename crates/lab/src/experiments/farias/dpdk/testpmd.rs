@@ -23,7 +23,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const LINK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of recent output lines that an error message quotes.
 const MAX_REPORTED_LINES: usize = 4;
-/// Frames in one burst that `dpdk-testpmd` generates itself.
+/// Frames in a burst of a `dpdk-testpmd` that generates frames, which is its default.
 pub(super) const BURST_FRAMES: usize = 32;
 
 /// A `dpdk-testpmd` process that forwards every frame of a device unchanged. Stopped on drop.
@@ -38,14 +38,21 @@ impl Testpmd {
     /// Starts `dpdk-testpmd` on one device and waits until it accepts commands. `command` runs
     /// [`STDBUF`] and has no arguments yet.
     ///
-    /// Both threads run on `core`: the forwarding thread never sleeps, the command thread sleeps
+    /// It moves at most `burst_frames` frames in one call of the device. Both threads run on `core`:
+    /// the forwarding thread never sleeps, the command thread sleeps
     /// except while it executes a command.
-    pub(super) fn start(mut command: Command, core: usize, device: &str) -> Result<Self, LabError> {
+    pub(super) fn start(
+        mut command: Command,
+        core: usize,
+        device: &str,
+        burst_frames: usize,
+    ) -> Result<Self, LabError> {
         let lcores = format!("--lcores=0@{core},1@{core}");
         command.args(["-oL", PROGRAM]);
         command.args(["--no-huge", "-m", "256", "--no-shconf", "--no-telemetry", "--no-pci"]);
         command.args([&lcores, "--vdev", device, "--", "--interactive"]);
         command.args(["--forward-mode=io", "--total-num-mbufs=16384"]);
+        command.arg(format!("--burst={burst_frames}"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let failed = || LabError::io(format!("cannot start {PROGRAM}"));
         let _creating = ending::creating();
@@ -177,7 +184,8 @@ mod tests {
         let mut command = Command::new("sh");
         // The script ignores the further arguments.
         command.args(["-c", "echo no such device; exit 1", "sh"]);
-        let error = Testpmd::start(command, 0, "net_null0").err().unwrap().to_string();
+        let error =
+            Testpmd::start(command, 0, "net_null0", BURST_FRAMES).err().unwrap().to_string();
         assert!(error.contains(PROGRAM), "{error}");
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::ProtectConfig;
+use super::queue_length::KernelQueue;
 use crate::error::LabError;
 use crate::report::plot::{Axis, Panel, Series, Span};
 use crate::report::progress::Progress;
@@ -35,6 +36,8 @@ struct TimelineRun {
 /// The runs of one transport.
 pub(super) struct TimelineResults {
     pub(super) transport: Transport,
+    /// Receive buffer of the server, on kernel sockets.
+    pub(super) kernel_queue: Option<KernelQueue>,
     runs: Vec<TimelineRun>,
     third_s: f64,
 }
@@ -44,15 +47,28 @@ pub(super) fn run(
     testbed: &FloodTestbed,
 ) -> Result<Vec<TimelineResults>, LabError> {
     let third_s = config.third_seconds;
-    let mut results: Vec<TimelineResults> = config
-        .transports()?
+    let transports = config.transports()?;
+    let is_kernel = |transport: &Transport| matches!(transport, Transport::Kernel(_));
+    // The backlog of a flood is the longest queue: both sides get the same.
+    let kernel_queue = transports
+        .iter()
+        .any(is_kernel)
+        .then(|| KernelQueue::as_long_as_tidegates(testbed))
+        .transpose()?;
+    let mut results: Vec<TimelineResults> = transports
         .into_iter()
-        .map(|transport| TimelineResults { transport, runs: Vec::new(), third_s })
+        .map(|transport| TimelineResults {
+            transport,
+            kernel_queue: kernel_queue.filter(|_| is_kernel(&transport)),
+            runs: Vec::new(),
+            third_s,
+        })
         .collect();
     let progress = Progress::of_part("time line", results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for timeline in &mut results {
-            timeline.runs.push(measure_run(config, testbed, timeline.transport)?);
+            let run = measure_run(config, testbed, timeline)?;
+            timeline.runs.push(run);
             let recovery = timeline.runs.last().and_then(TimelineRun::recovery_ms);
             let recovery = recovery.map_or("never".into(), |ms| format!("{ms:.1} ms"));
             progress.step(format_args!(
@@ -67,15 +83,18 @@ pub(super) fn run(
 fn measure_run(
     config: &ProtectConfig,
     testbed: &FloodTestbed,
-    transport: Transport,
+    timeline: &TimelineResults,
 ) -> Result<TimelineRun, LabError> {
     let third = Duration::from_secs_f64(config.third_seconds);
     let limit = 3 * third + Duration::from_secs(30);
+    let buffer_bytes = timeline.kernel_queue.map(|queue| queue.buffer_bytes.to_string());
+    let flags: Vec<&str> =
+        buffer_bytes.iter().flat_map(|bytes| ["--kernel-receive-buffer", bytes]).collect();
     let service = EchoService {
-        transport,
+        transport: timeline.transport,
         work_ns: WORK_PER_REQUEST_NS,
         sink: false,
-        flags: &[],
+        flags: &flags,
         flood_source: FloodSource::OneHost,
     };
     let mut server = service.start(testbed, limit)?;

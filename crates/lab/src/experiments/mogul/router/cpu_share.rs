@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tidegate_load::format_number;
 
 use super::flood_testbed::{self, FloodTestbed, RouterSetup, RunningRouter};
+use super::kernel_forwarding::KernelWay;
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
@@ -95,9 +96,34 @@ impl CpuShares {
 /// Smallest loss, as a fraction, that the counters' reading times do not explain.
 const MIN_LOSS_FRACTION: f64 = 0.02;
 
-/// Results at one share.
+/// Router beside the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ShareCase {
+    /// Tidegate, which limits packet processing to this share, in percent.
+    Tidegate(u32),
+    /// Linux, which limits packet processing by its softirqs and its scheduler only.
+    Kernel(KernelWay),
+}
+
+impl ShareCase {
+    fn name(self) -> String {
+        match self {
+            Self::Tidegate(percent) => format!("packet share {percent} %"),
+            Self::Kernel(way) => format!("Linux forwarding, {}", way.name()),
+        }
+    }
+
+    fn share_percent(self) -> Option<u32> {
+        match self {
+            Self::Tidegate(percent) => Some(percent),
+            Self::Kernel(_) => None,
+        }
+    }
+}
+
+/// Results of one case.
 struct ShareResults {
-    share_percent: u32,
+    case: ShareCase,
     /// One list of runs for each load.
     steps: Vec<(Option<f64>, Vec<CpuShares>)>,
 }
@@ -114,11 +140,13 @@ pub fn run(config: &CpuShareConfig) -> Result<Experiment, LabError> {
     let testbed = FloodTestbed::new(config.server_core, config.load_core)?;
     let loads: Vec<Option<f64>> =
         [0.0].into_iter().chain(config.loads_pps.iter().copied()).map(Some).chain([None]).collect();
-    let new_results = |&share_percent: &u32| {
+    let new_results = |case: ShareCase| {
         let steps = loads.iter().map(|&load| (load, Vec::new())).collect();
-        ShareResults { share_percent, steps }
+        ShareResults { case, steps }
     };
-    let mut results: Vec<ShareResults> = config.shares_percent.iter().map(new_results).collect();
+    let shares = config.shares_percent.iter().copied().map(ShareCase::Tidegate);
+    let kernel = KernelWay::ALL.into_iter().map(ShareCase::Kernel);
+    let mut results: Vec<ShareResults> = shares.chain(kernel).map(new_results).collect();
     let progress = Progress::new(results.len() * config.repeats);
     for repeat in 1..=config.repeats {
         for share_results in &mut results {
@@ -132,7 +160,7 @@ pub fn run(config: &CpuShareConfig) -> Result<Experiment, LabError> {
     Ok(result)
 }
 
-/// Runs one router with one share, together with a compute-bound process.
+/// Runs one router, together with a compute-bound process.
 fn sweep(
     config: &CpuShareConfig,
     testbed: &FloodTestbed,
@@ -141,21 +169,28 @@ fn sweep(
     let time = Duration::from_secs_f64(config.seconds);
     let warm_up = Duration::from_millis(200);
     let limit = (time + warm_up) * share_results.steps.len() as u32 + Duration::from_secs(20);
-    let share = share_results.share_percent.to_string();
-    // The paper's quota for this experiment; it keeps a turn short.
-    let flags = ["--mode", "polled", "--quota", "5", "--cpu-share", &share];
-    let setup = RouterSetup {
-        flags: flags.map(String::from).into(),
-        uses_interrupts: false,
-        uses_filter: false,
+    let (mut running, mut command) = match share_results.case {
+        ShareCase::Tidegate(percent) => {
+            let share = percent.to_string();
+            // The paper's quota for this experiment; it keeps a turn short.
+            let flags = ["--mode", "polled", "--quota", "5", "--cpu-share", &share];
+            let setup = RouterSetup {
+                flags: flags.map(String::from).into(),
+                uses_interrupts: false,
+                uses_filter: false,
+            };
+            let running = RunningRouter::start(&setup, testbed, limit)?;
+            (running, testbed.nice_command("timeout"))
+        }
+        // Softirq and NAPI threads have normal priority, so the process has too.
+        ShareCase::Kernel(way) => {
+            (RunningRouter::start_kernel(way, testbed)?, testbed.command("timeout"))
+        }
     };
-    let mut running = RunningRouter::start(&setup, testbed, limit)?;
-    let mut command = testbed.nice_command("timeout");
     command.args([&format!("{:.1}", limit.as_secs_f64()), "sh", "-c", "while :; do :; done"]);
     let busy_loop = ServerProcess::start("a loop", &mut command)?;
     let monitored = MonitoredProcesses {
-        router: running.pid(),
-        softirqs: softirq_thread(config.server_core)?,
+        packets: running.pids().into_iter().chain([softirq_thread(config.server_core)?]).collect(),
         busy_loop: wait_for_child(&busy_loop)?,
     };
     for (load, runs) in &mut share_results.steps {
@@ -178,8 +213,8 @@ fn sweep(
 
 /// Processes that run on the router's core.
 struct MonitoredProcesses {
-    router: u32,
-    softirqs: u32,
+    /// The router, or the kernel's NAPI threads, and the softirq thread of the core.
+    packets: Vec<u32>,
     busy_loop: u32,
 }
 
@@ -197,9 +232,13 @@ struct CpuTimes {
 
 impl MonitoredProcesses {
     fn read(&self) -> Result<CpuTimes, LabError> {
+        let mut packets_ns = 0;
+        for &pid in &self.packets {
+            packets_ns += run_time_ns(pid)?;
+        }
         Ok(CpuTimes {
             at: Instant::now(),
-            packets_ns: run_time_ns(self.router)? + run_time_ns(self.softirqs)?,
+            packets_ns,
             process_ns: run_time_ns(self.busy_loop)?,
             interrupt_ns: system_time_ns(self.busy_loop)?,
         })
@@ -292,12 +331,13 @@ impl ShareResults {
     /// Packet processing may take less than its share where it needs less: where all packets are
     /// forwarded.
     fn error_points(&self) -> Vec<Option<f64>> {
-        let share = f64::from(self.share_percent);
+        let share_percent = self.case.share_percent();
+        let share = f64::from(share_percent.unwrap_or(100));
         let error = |shares: &CpuShares| {
             let excess = shares.packets_percent - share;
             if shares.has_loss() { excess.abs() } else { excess.max(0.0) }
         };
-        let has_limit = self.share_percent < 100;
+        let has_limit = share_percent.is_some_and(|percent| percent < 100);
         self.points().iter().map(|shares| has_limit.then(|| error(shares))).collect()
     }
 }
@@ -315,11 +355,8 @@ fn report_step(progress: &Progress, repeat: usize, share_results: &ShareResults)
         ))
     };
     let steps: Vec<String> = share_results.steps.iter().filter_map(last).collect();
-    progress.step(format_args!(
-        "{repeat} {:>3} %  {}",
-        share_results.share_percent,
-        steps.join("  ")
-    ));
+    let name = share_results.case.name();
+    progress.step(format_args!("{repeat} {name:<31} {}", steps.join("  ")));
 }
 
 fn describe(config: &CpuShareConfig, result: &mut Experiment) {
@@ -340,6 +377,13 @@ fn describe(config: &CpuShareConfig, result: &mut Experiment) {
         "paper (Figure 7-1): 94 % for the process without load; for loads the paper draws curves and says \
          only that the process gets less than the threshold suggests",
     );
+    result.note(
+        "Linux forwarding: ip_forward between the same devices by softirqs of a timer (kernel), NAPI \
+         threads (kernel-thread), or RPS (kernel-rps); the process, the NAPI threads and ksoftirqd have \
+         normal priority; program_over_kernel_at_share_N: what the process gets at the maximum load \
+         beside Tidegate with this share, over the best of Linux's ways, where less than 1 % counts as \
+         1 %. The rows say what each forwards meanwhile",
+    );
     result.note(format!(
         "{} measurements of {} s at each load, interleaved shares; medians; {} cores",
         config.repeats,
@@ -352,7 +396,7 @@ fn describe(config: &CpuShareConfig, result: &mut Experiment) {
 const PAPER_IDLE_PERCENT: u32 = 94;
 
 const COLUMNS: [&str; 7] = [
-    "share_percent",
+    "router",
     "offered_per_s",
     "forwarded_per_s",
     "packets_percent",
@@ -362,13 +406,15 @@ const COLUMNS: [&str; 7] = [
 ];
 
 fn conclude(results: &[ShareResults], result: &mut Experiment) {
-    let unlimited = results.iter().find(|share_results| share_results.share_percent >= 100);
+    let unlimited =
+        results.iter().find(|one| one.case.share_percent().is_some_and(|percent| percent >= 100));
     let errors = results.iter().flat_map(ShareResults::error_points).flatten();
     if let Some(worst) = errors.reduce(f64::max) {
         result.figure("share_error_max", round_to_hundredths(worst));
     }
     let without_load = results
         .iter()
+        .filter(|one| one.case.share_percent().is_some())
         .filter_map(|share_results| share_results.points().first().map(|at| at.process_percent));
     if let Some(min_percent) = without_load.reduce(f64::min) {
         result.figure("program_percent_without_load", round_to_hundredths(min_percent));
@@ -376,15 +422,37 @@ fn conclude(results: &[ShareResults], result: &mut Experiment) {
     if let Some(at) = unlimited.and_then(|one| one.points().last().copied()) {
         result.figure("program_percent_without_limit", round_to_hundredths(at.process_percent));
     }
+    conclude_kernel(results, result);
     result.rows = results.iter().flat_map(rows).collect();
     result.columns = COLUMNS.to_vec();
     result.picture = Some(picture(results));
 }
 
+/// Share of the process beside Linux forwarding at the maximum load, and the ratio to it of the
+/// process's share beside Tidegate with a limit.
+fn conclude_kernel(results: &[ShareResults], result: &mut Experiment) {
+    let at_maximum = |one: &ShareResults| one.points().last().map(|at| at.process_percent);
+    let mut kernel = Vec::new();
+    for one in results {
+        if let (ShareCase::Kernel(way), Some(percent)) = (one.case, at_maximum(one)) {
+            let name = format!("program_percent_beside_{}", way.figure_name());
+            result.figure(&name, round_to_hundredths(percent));
+            kernel.push((way.name().to_owned(), percent));
+        }
+    }
+    for one in results {
+        if let (Some(share @ ..100), Some(percent)) = (one.case.share_percent(), at_maximum(one)) {
+            let name = format!("program_over_kernel_at_share_{share}");
+            result.compare_with_kernel(&name, percent, kernel.clone());
+        }
+    }
+}
+
 fn rows(share_results: &ShareResults) -> Vec<Value> {
     let row = |(at, error): (&CpuShares, Option<f64>)| {
         json!({
-            "share_percent": share_results.share_percent,
+            "router": share_results.case.name(),
+            "share_percent": share_results.case.share_percent(),
             "offered_per_s": at.offered_pps.round(),
             "forwarded_per_s": at.forwarded_pps.round(),
             "packets_percent": round_to_hundredths(at.packets_percent),
@@ -400,7 +468,7 @@ fn picture(results: &[ShareResults]) -> Picture {
     let series = |share_results: &ShareResults| {
         let points = share_results.points();
         let points = points.iter().map(|at| (at.offered_pps, at.process_percent));
-        Series::new(format!("packet share {} %", share_results.share_percent), points)
+        Series::new(share_results.case.name(), points)
     };
     Picture::from_panel(Panel {
         title: "Processor share of a process on the router's core (after Figure 7-1)".into(),
@@ -421,7 +489,8 @@ mod tests {
             let run = CpuShares { offered_pps, forwarded_pps, process_percent, packets_percent };
             (Some(offered_pps), vec![run])
         };
-        ShareResults { share_percent, steps: points.iter().map(step).collect() }
+        let case = ShareCase::Tidegate(share_percent);
+        ShareResults { case, steps: points.iter().map(step).collect() }
     }
 
     #[test]
@@ -444,6 +513,29 @@ mod tests {
             conclude(&[share_results], &mut result);
             assert_eq!(result.figures["share_error_max"], error);
         }
+    }
+
+    #[test]
+    fn compares_what_the_process_gets_with_linux_forwarding() {
+        let of_kernel = |way, packets_percent| ShareResults {
+            case: ShareCase::Kernel(way),
+            ..share_results(0, &[(0.0, 0.0, 0.0), (900.0, 300.0, packets_percent)])
+        };
+        let results = [
+            share_results(50, &[(0.0, 0.0, 0.0), (900.0, 400.0, 50.0)]),
+            share_results(100, &[(900.0, 800.0, 99.0)]),
+            of_kernel(KernelWay::Timer, 100.0),
+            of_kernel(KernelWay::Thread, 60.0),
+        ];
+        let mut result = Experiment::new("cpu-share");
+        conclude(&results, &mut result);
+        assert_eq!(result.figures["program_percent_beside_kernel"], 0.0);
+        assert_eq!(result.figures["program_percent_beside_kernel_thread"], 40.0);
+        assert_eq!(result.figures["program_over_kernel_at_share_50"], 1.25);
+        assert_eq!(result.comparisons[0].kernel_best, "kernel-thread");
+        assert_eq!(result.comparisons.len(), 1, "a share of 100 % is no limit");
+        assert_eq!(result.figures["share_error_max"], 0.0);
+        assert_eq!(result.rows[3]["router"], "Linux forwarding, kernel");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tidegate_load::Addressing;
 
+use super::kernel_forwarding::{Cores, KernelForwarding, KernelWay};
 use super::testbed::{LEFT_V4, ROUTER_RIGHT, RouterTestbed};
 use crate::error::LabError;
 use crate::testbed::cpu::{self, CoreTicks};
@@ -114,7 +115,8 @@ impl FloodTestbed {
         Ok(())
     }
 
-    fn flood(&self) -> Result<Flood, LabError> {
+    /// A flood to the sink, sent from `core`.
+    pub(super) fn flood_from(&self, core: usize) -> Result<Flood, LabError> {
         let addressing = Addressing {
             source_mac: self.hosts.left.mac,
             target_mac: self.hosts.left_mac,
@@ -126,7 +128,7 @@ impl FloodTestbed {
         };
         let payloads = std::iter::repeat_n(PAYLOAD, usize::from(FLOW_COUNT));
         let frames = flood::frames(&addressing, payloads);
-        Flood::new(&self.hosts.left, &frames, self.load_core)
+        Flood::new(&self.hosts.left, &frames, core)
     }
 }
 
@@ -134,9 +136,22 @@ impl FloodTestbed {
 pub(super) struct RunningRouter<'a> {
     // Dropped first: a flooded router may not process its termination request.
     flood: Flood,
-    router: ServerProcess,
-    _filter: Option<ServerProcess>,
+    router: Router<'a>,
     testbed: &'a FloodTestbed,
+}
+
+/// Forwarder of the packets.
+enum Router<'a> {
+    /// `tidegate route`.
+    Tidegate(Box<RouterProcess>),
+    /// Linux.
+    Kernel(KernelForwarding<'a>),
+}
+
+/// `tidegate route` with its packet filter and their folder.
+struct RouterProcess {
+    process: ServerProcess,
+    _filter: Option<ServerProcess>,
     _folder: TempDir,
 }
 
@@ -158,6 +173,8 @@ impl<'a> RunningRouter<'a> {
             let mut command = testbed.nice_command(programs::tidegate()?);
             command.arg("filter").arg("--rules").arg(&rules).arg("--listen").arg(&socket);
             command.args(["--batch", FILTER_BATCH_VERDICTS, "--duration", &limit]);
+            // The folder of the socket is root's, as is the router below.
+            command.args(["--user", "root"]);
             let mut filter = ServerProcess::start("filter", &mut command)?;
             filter.wait_for_first_line()?;
             Some(filter)
@@ -168,18 +185,35 @@ impl<'a> RunningRouter<'a> {
         let mut command = testbed.hosts.router.command_on_core(testbed.server_core, executable);
         command.arg("route").args(testbed.hosts.device_flags("xdp")).args(&setup.flags);
         command.args(["--json", "--realtime", "--cpu", &core, "--duration", &limit]);
+        command.args(["--user", "root"]);
         if setup.uses_filter {
             command.arg("--filter").arg(&socket);
         }
-        let mut router = ServerProcess::start("route", &mut command)?;
-        router.wait_for_first_line()?;
+        let mut process = ServerProcess::start("route", &mut command)?;
+        process.wait_for_first_line()?;
         if setup.uses_interrupts {
             testbed.pin_receive_work_to_server_core()?;
         } else {
             testbed.keep_interrupts_off_load_core()?;
         }
-        let flood = testbed.flood()?;
-        let mut running = Self { flood, router, _filter: filter, testbed, _folder: folder };
+        let router = RouterProcess { process, _filter: filter, _folder: folder };
+        Self::begin(Router::Tidegate(Box::new(router)), testbed)
+    }
+
+    /// Starts Linux's own forwarding instead of a router.
+    pub(super) fn start_kernel(
+        way: KernelWay,
+        testbed: &'a FloodTestbed,
+    ) -> Result<Self, LabError> {
+        let cores = Cores { server: testbed.server_core, load: testbed.load_core };
+        let new_flood = |core| testbed.flood_from(core);
+        let forwarding = KernelForwarding::start(&testbed.hosts, way, cores, new_flood)?;
+        Self::begin(Router::Kernel(forwarding), testbed)
+    }
+
+    fn begin(router: Router<'a>, testbed: &'a FloodTestbed) -> Result<Self, LabError> {
+        let flood = testbed.flood_from(testbed.load_core)?;
+        let mut running = Self { flood, router, testbed };
         running.wait_until_forwarding()?;
         Ok(running)
     }
@@ -197,9 +231,14 @@ impl<'a> RunningRouter<'a> {
         self.flood.set_rate(Some(0.0))
     }
 
-    /// Process identifier of the router.
-    pub(super) fn pid(&self) -> u32 {
-        self.router.pid()
+    /// Process identifiers of the router: of the process, or of the kernel's NAPI threads.
+    pub(super) fn pids(&self) -> Vec<u32> {
+        match &self.router {
+            Router::Tidegate(router) => vec![router.process.pid()],
+            Router::Kernel(forwarding) => {
+                forwarding.napi_threads().into_iter().map(i32::cast_unsigned).collect()
+            }
+        }
     }
 
     /// Offers a load and measures the forwarded packets. `on_reading` is called at the beginning
@@ -285,9 +324,14 @@ impl FloodTestbed {
     /// The process has priority over other ordinary processes of this machine, which then disturb
     /// the measurement less; the router has priority over all of them.
     pub(super) fn nice_command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = self.hosts.router.command_on_core(self.server_core, "nice");
+        let mut command = self.command("nice");
         command.args(["-n", NICE_VALUE]).arg(program);
         command
+    }
+
+    /// Returns a command that runs a process of normal priority on the router's core.
+    pub(super) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        self.hosts.router.command_on_core(self.server_core, program)
     }
 }
 

@@ -8,6 +8,7 @@
 
 pub mod cpu_share;
 mod flood_testbed;
+mod kernel_forwarding;
 mod testbed;
 
 use std::time::Duration;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use self::flood_testbed::{FloodTestbed, RouterSetup, RunningRouter};
+use self::kernel_forwarding::KernelWay;
 pub use self::testbed::{
     LEFT_V4, LEFT_V6, RIGHT_V4, RIGHT_V6, ROUTER_LEFT, ROUTER_RIGHT, RouterTestbed,
 };
@@ -76,8 +78,10 @@ impl RouterLabConfig {
                 "seconds (below 60), repeats and loads must all be above zero".into(),
             ));
         }
-        if self.lines().is_empty() {
-            let names: Vec<String> = FigureLine::all().into_iter().map(FigureLine::name).collect();
+        if self.lines().is_empty() && self.kernel_ways().is_empty() {
+            let kernel = KernelWay::ALL.map(kernel_line_name);
+            let names = FigureLine::all().into_iter().map(FigureLine::name).chain(kernel);
+            let names: Vec<String> = names.collect();
             return Err(LabError::Config(format!(
                 "no line contains {:?}; known lines: {}",
                 self.only.as_deref().unwrap_or_default(),
@@ -87,11 +91,24 @@ impl RouterLabConfig {
         flood_testbed::check_cores(self.server_core, self.load_core)
     }
 
+    /// Time of a measurement, and of a load before its measurement.
+    fn times(&self) -> (Duration, Duration) {
+        let warm_up = Duration::from_secs_f64((self.seconds / 2.0).min(0.2));
+        (Duration::from_secs_f64(self.seconds), warm_up)
+    }
+
     fn lines(&self) -> Vec<FigureLine> {
         let is_selected = |line: &FigureLine| {
             self.only.as_ref().is_none_or(|text| line.name().contains(text.as_str()))
         };
         FigureLine::all().into_iter().filter(is_selected).collect()
+    }
+
+    fn kernel_ways(&self) -> Vec<KernelWay> {
+        let is_selected = |way: &KernelWay| {
+            self.only.as_ref().is_none_or(|text| kernel_line_name(*way).contains(text.as_str()))
+        };
+        KernelWay::ALL.into_iter().filter(is_selected).collect()
     }
 }
 
@@ -220,6 +237,16 @@ struct LineResults {
     curve: GoodputCurve,
 }
 
+/// Linux's own forwarding and its measured curve.
+struct KernelResults {
+    way: KernelWay,
+    curve: GoodputCurve,
+}
+
+fn kernel_line_name(way: KernelWay) -> String {
+    format!("Linux forwarding, {}", way.name())
+}
+
 /// Runs the experiment; prints progress on standard error.
 ///
 /// # Errors
@@ -237,16 +264,28 @@ pub fn run(config: &RouterLabConfig) -> Result<Experiment, LabError> {
         .into_iter()
         .map(|line| LineResults { line, curve: GoodputCurve::with_loads(loads()) })
         .collect();
-    let progress = Progress::new(results.len() * config.repeats);
+    let mut kernel: Vec<KernelResults> = config
+        .kernel_ways()
+        .into_iter()
+        .map(|way| KernelResults { way, curve: GoodputCurve::with_loads(loads()) })
+        .collect();
+    let progress = Progress::new((results.len() + kernel.len()) * config.repeats);
     for repeat in 1..=config.repeats {
         for line_results in &mut results {
             sweep(config, &testbed, line_results)?;
             report_step(&progress, repeat, line_results);
         }
+        for KernelResults { way, curve } in &mut kernel {
+            let running = RunningRouter::start_kernel(*way, &testbed)?;
+            measure_steps(config, running, curve)?;
+            let (name, runs) = (kernel_line_name(*way), curve.format_last_runs());
+            progress.step(format_args!("{repeat} {name:<38} {runs} k/s"));
+        }
     }
     let mut result = Experiment::new("router");
     describe(config, &mut result);
     conclude(&results, &mut result);
+    conclude_kernel(&results, &kernel, &mut result);
     Ok(result)
 }
 
@@ -256,11 +295,20 @@ fn sweep(
     testbed: &FloodTestbed,
     line_results: &mut LineResults,
 ) -> Result<(), LabError> {
-    let time = Duration::from_secs_f64(config.seconds);
-    let warm_up = Duration::from_secs_f64((config.seconds / 2.0).min(0.2));
+    let (time, warm_up) = config.times();
     let limit = (time + warm_up) * line_results.curve.steps.len() as u32 + Duration::from_secs(20);
-    let mut running = RunningRouter::start(&line_results.line.setup(), testbed, limit)?;
-    for step in &mut line_results.curve.steps {
+    let running = RunningRouter::start(&line_results.line.setup(), testbed, limit)?;
+    measure_steps(config, running, &mut line_results.curve)
+}
+
+/// Offers each load once.
+fn measure_steps(
+    config: &RouterLabConfig,
+    mut running: RunningRouter<'_>,
+    curve: &mut GoodputCurve,
+) -> Result<(), LabError> {
+    let (time, warm_up) = config.times();
+    for step in &mut curve.steps {
         step.runs.push(running.measure(step.requested_pps, warm_up, time, || Ok(()))?);
     }
     Ok(())
@@ -294,6 +342,12 @@ fn describe(config: &RouterLabConfig, result: &mut Experiment) {
     result.note(
         "the filter's queue holds 32 packets, input stops at 75 % and starts again at 25 % or after 1 \
          ms; the filter makes a system call for each packet, and one for every 8 verdicts",
+    );
+    result.note(
+        "Linux forwarding: ip_forward between the same devices, without a filter, by softirqs of a timer \
+         (kernel), NAPI threads of ordinary priority (kernel-thread), or RPS, where the sender's core \
+         does a part of the work (kernel-rps); ratios are those of polled+feedback with quota 10, \
+         without filter, to the best of them",
     );
     result.note(format!(
         "{} measurements of {} s at each load, interleaved lines; medians",
@@ -354,8 +408,45 @@ fn conclude(results: &[LineResults], result: &mut Experiment) {
     result.picture = Some(picture(results));
 }
 
+/// Adds the rows of Linux's forwarding, and the ratios to the best of its ways.
+fn conclude_kernel(results: &[LineResults], kernel: &[KernelResults], result: &mut Experiment) {
+    for KernelResults { way, curve } in kernel {
+        if let Some(floor) = curve.floor() {
+            let name = format!("{}_floor", way.figure_name());
+            result.figure(&name, round_to_thousandths(floor));
+        }
+        let mut row = curve_row(curve);
+        row["line"] = kernel_line_name(*way).into();
+        result.rows.push(row);
+        if let Some(panel) = result.picture.as_mut().and_then(|picture| picture.panels.get_mut(1)) {
+            panel.series.push(Series::new(kernel_line_name(*way), curve.points()));
+        }
+    }
+    let compared = FigureLine { mode: RouterMode::Feedback, quota: Some(10), with_filter: false };
+    let Some(tidegate) = results.iter().find(|one| one.line == compared) else { return };
+    for (figure, rate) in [
+        ("peak_over_kernel", GoodputCurve::best_pps as fn(&GoodputCurve) -> f64),
+        ("at_maximum_over_kernel", GoodputCurve::goodput_at_max_load_pps),
+    ] {
+        let rates = kernel.iter().map(|one| (one.way.name().to_owned(), rate(&one.curve)));
+        result.compare_with_kernel(figure, rate(&tidegate.curve), rates);
+    }
+}
+
 fn row(line_results: &LineResults) -> Value {
-    let points = line_results.curve.points();
+    let line = line_results.line;
+    let mut row = curve_row(&line_results.curve);
+    row["line"] = line.name().into();
+    row["mode"] = line.mode.name().into();
+    row["quota"] = line.quota.into();
+    row["screen"] = line.with_filter.into();
+    row["paper_figures"] = line.figures().into();
+    row["paper"] = line.paper().into();
+    row
+}
+
+fn curve_row(curve: &GoodputCurve) -> Value {
+    let points = curve.points();
     let peak = points.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default();
     let steps: Vec<Value> = points
         .iter()
@@ -364,16 +455,10 @@ fn row(line_results: &LineResults) -> Value {
         })
         .collect();
     json!({
-        "line": line_results.line.name(),
-        "mode": line_results.line.mode.name(),
-        "quota": line_results.line.quota,
-        "screen": line_results.line.with_filter,
-        "paper_figures": line_results.line.figures(),
-        "paper": line_results.line.paper(),
         "peak_per_s": peak.1.round(),
         "peak_at_per_s": peak.0.round(),
-        "at_maximum_per_s": line_results.curve.goodput_at_max_load_pps().round(),
-        "floor": line_results.curve.floor().map(round_to_thousandths),
+        "at_maximum_per_s": curve.goodput_at_max_load_pps().round(),
+        "floor": curve.floor().map(round_to_thousandths),
         "steps": steps,
     })
 }
@@ -448,10 +533,51 @@ mod tests {
         ];
         let mut result = Experiment::new("router");
         conclude(&all, &mut result);
+        assert_eq!(result.rows[1]["line"], "polled+feedback, quota 10, filter");
         assert_eq!(result.figures["unmodified_filter_floor"], 0.0);
         assert_eq!(result.figures["feedback_filter_floor"], 0.99);
         assert_eq!(result.figures["feedback_worst_floor"], 0.9);
         assert_eq!(result.figures["feedback_filter_peak_over_unmodified"], 2.0);
         assert!(!result.figures.contains_key("polled_floor"));
+    }
+
+    #[test]
+    fn compares_with_the_best_of_linux_forwarding() {
+        let curve = |points: [(f64, f64); 2]| {
+            let step = |(offered_pps, goodput_pps)| LoadStep {
+                requested_pps: Some(offered_pps),
+                runs: vec![FloodMeasurement {
+                    offered_pps,
+                    goodput_pps,
+                    ..FloodMeasurement::default()
+                }],
+            };
+            GoodputCurve { steps: points.map(step).into() }
+        };
+        let line = FigureLine { mode: RouterMode::Feedback, quota: Some(10), with_filter: false };
+        let results = [LineResults { line, curve: curve([(100.0, 100.0), (500.0, 90.0)]) }];
+        let kernel = [
+            KernelResults { way: KernelWay::Timer, curve: curve([(100.0, 80.0), (500.0, 10.0)]) },
+            KernelResults { way: KernelWay::Thread, curve: curve([(100.0, 60.0), (500.0, 45.0)]) },
+        ];
+        let mut result = Experiment::new("router");
+        conclude(&results, &mut result);
+        conclude_kernel(&results, &kernel, &mut result);
+        assert_eq!(result.figures["peak_over_kernel"], 1.25);
+        assert_eq!(result.figures["at_maximum_over_kernel"], 2.0);
+        assert_eq!(result.comparisons[0].kernel_best, "kernel");
+        assert_eq!(result.comparisons[1].kernel_best, "kernel-thread");
+        assert_eq!(result.figures["kernel_floor"], 0.125);
+        assert_eq!(result.rows[1]["line"], "Linux forwarding, kernel");
+        let panel = &result.picture.unwrap().panels[1];
+        assert!(panel.series.iter().any(|series| series.name == "Linux forwarding, kernel-thread"));
+    }
+
+    #[test]
+    fn selects_linux_forwarding_by_name() {
+        let config = RouterLabConfig { only: Some("Linux".into()), ..RouterLabConfig::default() };
+        assert_eq!((config.lines().len(), config.kernel_ways().len()), (0, 3));
+        let config = RouterLabConfig { only: Some("feedback".into()), ..config };
+        assert!(config.kernel_ways().is_empty());
     }
 }

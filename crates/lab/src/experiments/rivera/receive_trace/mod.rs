@@ -7,10 +7,12 @@
 //! they are available on locked-down kernels.
 
 mod kernel_path;
+mod over_veth;
 mod tidegate_path;
 
 use serde_json::json;
 
+use self::over_veth::PathTimes;
 use crate::report::plot::{Axis, Panel, Picture, Series};
 use crate::report::progress::Progress;
 use crate::testbed::tracefs::TscRate;
@@ -102,6 +104,7 @@ pub fn run(config: &ReceiveTraceConfig) -> Result<Experiment, LabError> {
         progress.step(format_args!("kernel, {family}"));
         let stages = tidegate_path::trace_packets(config, ipv6, cycles)?;
         panels.push(add_path(&mut result, "tidegate", family, stages, 0.0));
+        add_whole_path(&mut result, family, over_veth::measure(config, ipv6)?);
         progress.step(format_args!("tidegate, {family}"));
     }
     result.columns =
@@ -119,6 +122,12 @@ pub fn run(config: &ReceiveTraceConfig) -> Result<Experiment, LabError> {
     result.note(
         "a share is the median of a stage over the sum of the medians of all stages of work; \
          the link, the NIC and the application's own work are in neither path",
+    );
+    result.note(
+        "whole path: one thread sends bursts over a veth, from a kernel socket, and makes a receive call \
+         for each packet until all have arrived, on a kernel socket or on a socket of Tidegate on \
+         AF_XDP; the receiver's part is the round less one whose packets the far end drops at its first \
+         check (sent, not received)",
     );
     result.picture =
         Some(Picture { title: "Receive time of a packet by stage".to_owned(), panels });
@@ -155,6 +164,29 @@ fn add_path(
     let suffix = if family == "IPv6" { "_v6" } else { "" };
     result.figure(&format!("{path}_receive_ns{suffix}"), round_to_tenths(total_ns));
     panel(path, family, &stages, overhead_ns)
+}
+
+/// Adds the whole receive path over one device, and the ratio of packets per second.
+fn add_whole_path(result: &mut Experiment, family: &str, times: PathTimes) {
+    let suffix = if family == "IPv6" { "_v6" } else { "" };
+    let (kernel_ns, tidegate_ns) = (times.kernel_receive_ns(), times.tidegate_receive_ns());
+    for (path, receive_ns, round_ns) in
+        [("kernel", kernel_ns, times.kernel_ns), ("tidegate", tidegate_ns, times.tidegate_ns)]
+    {
+        result.figure(&format!("{path}_veth_receive_ns{suffix}"), round_to_tenths(receive_ns));
+        result.rows.push(json!({
+            "path": format!("{path}, veth"),
+            "family": family,
+            "stage": "whole path",
+            "what": "through the socket's receive call, less what the sender takes",
+            "median_ns": round_to_tenths(receive_ns),
+            "sent_not_received_ns": round_to_tenths(times.sent_ns),
+            "sent_and_received_ns": round_to_tenths(round_ns),
+        }));
+    }
+    let kernel = [("kernel socket".to_owned(), 1e9 / kernel_ns)];
+    let figure = format!("receives_over_kernel_veth{suffix}");
+    result.compare_with_kernel(&figure, 1e9 / tidegate_ns, kernel);
 }
 
 /// Draws the stages of work in sequence, each as long as its median.
@@ -194,6 +226,17 @@ mod tests {
         assert_eq!(result.figures["kernel_receive_ns"], 30.0 + 90.0);
         assert_eq!(result.rows[0]["share_percent"], 25.0);
         assert_eq!(result.rows[2]["share_percent"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn compares_the_whole_path_over_one_device() {
+        let mut result = Experiment::new("receive-trace");
+        let times = PathTimes { sent_ns: 900.0, kernel_ns: 1_500.0, tidegate_ns: 1_200.0 };
+        add_whole_path(&mut result, "IPv6", times);
+        assert_eq!(result.figures["kernel_veth_receive_ns_v6"], 600.0);
+        assert_eq!(result.figures["tidegate_veth_receive_ns_v6"], 300.0);
+        assert_eq!(result.figures["receives_over_kernel_veth_v6"], 2.0);
+        assert_eq!(result.rows[1]["path"], "tidegate, veth");
     }
 
     #[test]
