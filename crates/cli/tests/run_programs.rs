@@ -256,6 +256,9 @@ fn rejects_unsupported_programs_with_reason() {
     assert!(refused(&without_daemon).contains("start one with `tidegate daemon`"));
     assert!(refused(&["run", "--embedded", "--iface", "lo", "--", "true"]).contains("--address"));
     assert!(with("no-such-program").contains("no such executable"));
+    let log =
+        ["run", "--embedded", "--iface", "lo", "--address", "192.0.2.1/24", "--log", "/no/log"];
+    assert!(refused(&[&log[..], &["--", "true"]].concat()).contains("--log /no/log: No such file"));
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("static");
     // ELF header without program headers: the executable names no C library.

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::run::{ServerHost, library};
+use support::run::{ChildProcess, ServerHost, library};
 use support::{
     CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6, Testbed, can_run, files, url, wait_until,
 };
@@ -67,6 +67,32 @@ fn netcat_listens_and_connects() {
     });
 }
 
+/// A client that numbers its connections by their descriptors: the low ones are the program's.
+#[test]
+fn wrk_measures_with_several_connections() {
+    if !can_run("run_servers_wrk", &["wrk", "python3"]) {
+        return;
+    }
+    let folder = files();
+    let root = folder.path().to_str().unwrap();
+    ServerHost::each(|host| {
+        let testbed = host.testbed();
+        let server = ["-m", "http.server", "8080", "--bind", "::", "--directory", root];
+        let mut on_kernel = testbed.client().command("python3");
+        let _on_kernel = ChildProcess::new(on_kernel.args(server).stderr(Stdio::null()));
+        for address in [CLIENT_V4, CLIENT_V6] {
+            testbed.wait_for_port(address, 8080);
+            let page = url(address, ":8080/small");
+            let output = host.run(&["wrk", "-t1", "-c5", "-d1s", &page]).output().unwrap();
+            let printed = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{printed}");
+            let requests = printed.lines().find_map(|line| line.split_once(" requests in "));
+            let requests: u64 = requests.unwrap().0.trim().parse().unwrap();
+            assert!(requests > 5 && !printed.contains("Socket errors"), "{printed}");
+        }
+    });
+}
+
 #[test]
 fn lighttpd_serves_files() {
     if !can_run("run_servers_lighttpd", &["lighttpd", "curl"]) {
@@ -86,14 +112,14 @@ fn lighttpd_serves_files() {
     });
 }
 
-/// Serves a folder over HTTP on a port of both families from four threads.
+/// Serves a folder over HTTP at an address from four threads.
 const JAVA: &str = "import com.sun.net.httpserver.*;
 import java.net.*;
 import java.nio.file.*;
 import java.util.concurrent.*;
 class Serve {
     public static void main(String[] words) throws Exception {
-        var server = HttpServer.create(new InetSocketAddress(\"::\", 8080), 50);
+        var server = HttpServer.create(new InetSocketAddress(words[1], 8080), 50);
         server.setExecutor(Executors.newFixedThreadPool(4));
         server.createContext(\"/\", exchange -> {
             var path = Path.of(words[0], exchange.getRequestURI().getPath());
@@ -116,12 +142,22 @@ fn java_serves_files_from_its_threads() {
     let compiled = javac.args(["-d", root, &format!("{root}/Serve.java")]).status().unwrap();
     assert!(compiled.success());
     ServerHost::each(|host| {
-        let _server = host.run_server(&["java", "-cp", root, "Serve", root], 8080);
+        let java = ["java", "-cp", root, "Serve", root];
+        let on_both = host.run_server(&[&java[..], &["::"]].concat(), 8080);
         fetch_all(host.testbed(), folder.path());
         for address in SERVERS {
             let small = url(address, ":8080/small");
             let printed = host.testbed().tool("ab", &["-q", "-n", "500", "-c", "8", &small]);
             assert!(printed.contains("Failed requests:        0"), "{printed}");
+        }
+        drop(on_both);
+        for address in SERVERS {
+            // Java has IPv6 sockets only: an IPv4 address is mapped there.
+            let _server = ChildProcess::new(&mut host.run(&[&java[..], &[address]].concat()));
+            host.testbed().wait_for_port(address, 8080);
+            let small = url(address, ":8080/small");
+            let request = ["-sS", "--max-time", "20", &small];
+            assert_eq!(host.testbed().tool("curl", &request), "high water\n", "{address}");
         }
     });
 }

@@ -119,11 +119,14 @@ pub(crate) fn event_bits(ready: Readiness) -> u32 {
 
 /// Interest for the epoll event bits that an application registers.
 pub(crate) fn interest(events: u32) -> Interest {
-    match (events & IN != 0, events & OUT != 0) {
-        (true, true) => Interest::Both,
-        (true, false) => Interest::Readable,
-        (false, true) => Interest::Writable,
-        (false, false) => Interest::Neither,
+    // At the end of its receive direction a socket is readable, too.
+    match (events & IN != 0, events & OUT != 0, events & RDHUP != 0) {
+        (true, true, _) => Interest::Both,
+        (true, false, _) => Interest::Readable,
+        (false, true, true) => Interest::WritableOrReadClosed,
+        (false, true, false) => Interest::Writable,
+        (false, false, true) => Interest::ReadClosed,
+        (false, false, false) => Interest::Neither,
     }
 }
 
@@ -336,7 +339,11 @@ impl Epoll {
         let registration =
             members.sockets[slot].as_ref().map(|member| (member.events, member.data));
         members.remove(fd);
-        members.kernel_fds.extend(registration.map(|known| (fd, known)));
+        if let Some((events, data)) = registration {
+            members.kernel_fds.insert(fd, (events, data));
+            // Fails when the kernel epoll has the descriptor already.
+            let _ = kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, fd, events, data);
+        }
         if let Some(poll) = self.poll.get() {
             // The registration also ends with its socket.
             let _ = socket.net.batch(|batch| batch.deregister(poll, socket.source()));
@@ -558,6 +565,8 @@ mod tests {
         assert_eq!(trigger(libc::EPOLLET as u32), Trigger::Edge);
         assert_eq!(trigger(IN | OUT), Trigger::Level);
         assert_eq!(interest(IN | RDHUP), Interest::Readable);
+        assert_eq!(interest(RDHUP), Interest::ReadClosed);
+        assert_eq!(interest(OUT | RDHUP), Interest::WritableOrReadClosed);
         assert_eq!(interest(0), Interest::Neither);
     }
 

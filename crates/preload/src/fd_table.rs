@@ -11,7 +11,7 @@ use crate::signals::SignalGuard;
 use crate::socket::Socket;
 
 /// Size of the table. Higher descriptors are always the kernel's.
-const MAX_FDS: usize = 1 << 20;
+pub(crate) const MAX_FDS: usize = 1 << 20;
 
 /// Number of locks; threads that close and use the same descriptor contend for one of them.
 const LOCK_COUNT: usize = 64;

@@ -15,6 +15,7 @@
 //! connects or sends, if the rules say so.
 
 mod allocator;
+mod duplicates;
 mod environment;
 mod epoll;
 mod fd_table;

@@ -172,6 +172,16 @@ pub(crate) unsafe fn read_buffers<'a>(
     Some((0..count).map(one).collect())
 }
 
+/// Number of bytes that several buffers hold; `None` when there are too many buffers.
+///
+/// # Safety
+/// `bufs` points to `count` entries.
+pub(crate) unsafe fn buffer_bytes(bufs: *const iovec, count: usize) -> Option<usize> {
+    // SAFETY: guaranteed by the caller.
+    let one = |at| unsafe { bufs.add(at).read().iov_len };
+    (count <= MAX_BUFFERS).then(|| (0..count).map(one).fold(0, usize::saturating_add))
+}
+
 /// Several buffers as of [`write_buffer`]; `None` when there are too many.
 ///
 /// # Safety

@@ -80,8 +80,15 @@ fn read_settings() -> Option<RunSettings> {
 
 fn parse_settings(text: &str) -> Result<RunSettings, String> {
     let encoded: EncodedSettings = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    if let Some(path) = &encoded.log {
-        log::use_file(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    if let Some(path) = &encoded.log
+        && let Err(error) = log::use_file(path)
+    {
+        // The sockets move all the same.
+        log::write(&format!(
+            "--log {}: {error}; standard error is used instead: choose a file that the \
+             application may write",
+            path.display()
+        ));
     }
     if let Some(program) = encoded.restorer {
         set_restorer(program);
@@ -235,4 +242,15 @@ pub(crate) fn run_if_due(net: &Net) -> io::Result<bool> {
     }
     LAST_RUN_NS.store(now_ns, Ordering::Relaxed);
     net.run_once().map(|_| true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_move_although_the_log_cannot_be_written() {
+        let settings = r#"{ "socket": "/run/daemon.sock", "log": "/nonexistent/folder/log" }"#;
+        assert!(parse_settings(settings).is_ok());
+    }
 }

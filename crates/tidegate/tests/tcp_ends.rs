@@ -3,11 +3,11 @@
 mod two_hosts;
 
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use tidegate::{Interest, Net, Poll, TcpListener, TcpOptions, TcpStream, Token};
+use tidegate::{Interest, Net, Poll, TcpListener, TcpOptions, TcpStream, Token, UdpSocket};
 use two_hosts::FAMILIES;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -148,4 +148,56 @@ fn close_with_data_that_no_call_has_received_resets_the_peer() {
         let error = server.recv(&mut [0; 10]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     }
+}
+
+/// As at the kernel, where the call succeeds.
+#[test]
+fn shutdown_ends_an_attempt_to_connect() {
+    on_both_families(|[a, _], to| {
+        // An address of no host: there is no answer yet.
+        let unused = match to {
+            SocketAddr::V4(_) => "192.0.2.9:7".parse().unwrap(),
+            SocketAddr::V6(_) => "[2001:db8::9]:7".parse().unwrap(),
+        };
+        let stream = TcpStream::connect_nonblocking(&a, unused, TcpOptions::default()).unwrap();
+        stream.shutdown(Shutdown::Both).unwrap();
+        let mut poll = Poll::new(&a);
+        poll.register_for(&stream, Token(0), Interest::Writable).unwrap();
+        poll.wait(&mut Vec::new(), Some(TIMEOUT)).unwrap();
+        let error = stream.take_error().unwrap().unwrap();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn closing_ends_waiting_calls_of_other_handles() {
+    on_both_families(|[_, b], to| {
+        let listener = TcpListener::bind(&b, to).unwrap();
+        let other = listener.clone();
+        let waiting = thread::spawn(move || other.accept().map(|_| ()));
+        listener.close();
+        assert_eq!(waiting.join().unwrap().unwrap_err().kind(), ErrorKind::NotConnected);
+        // The port is free although there is a handle.
+        drop(TcpListener::bind(&b, to).unwrap());
+
+        let udp = UdpSocket::bind(&b, to).unwrap();
+        let other = udp.clone();
+        let waiting = thread::spawn(move || other.recv(&mut [0; 8]));
+        udp.shutdown(Shutdown::Read);
+        assert_eq!(waiting.join().unwrap().unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(udp.send_to(b"text", to).unwrap(), 4);
+        udp.shutdown(Shutdown::Write);
+        assert_eq!(udp.send_to(b"text", to).unwrap_err().kind(), ErrorKind::BrokenPipe);
+    });
+}
+
+/// Sockets bound to an IPv4-mapped address are IPv4 sockets.
+#[test]
+fn mapped_addresses_can_be_bound() {
+    on_both_families(|[_, b], to| {
+        let SocketAddr::V4(v4) = to else { return };
+        let mapped = SocketAddr::new(v4.ip().to_ipv6_mapped().into(), to.port());
+        assert_eq!(TcpListener::bind(&b, mapped).unwrap().local_addr().unwrap(), to);
+        assert_eq!(UdpSocket::bind(&b, mapped).unwrap().local_addr().unwrap(), to);
+    });
 }

@@ -2,8 +2,11 @@
 //! on Tidegate, because the preload library interposes on the C library's calls.
 
 use std::ffi::OsStr;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::Metadata;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::StatVfsMountFlags;
 
 use crate::Failure;
 
@@ -26,12 +29,18 @@ pub(super) fn find(name: &OsStr) -> Result<PathBuf, Failure> {
 enum Obstacle {
     Go,
     Static,
+    /// Set-user-ID.
+    GainsUser,
+    /// Set-group-ID.
+    GainsGroup,
+    /// File capabilities.
+    GainsCapabilities,
 }
 
 /// Refuses an executable whose system calls do not go through a shared C library.
 pub(super) fn check(path: &Path) -> Result<(), Failure> {
     let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let reason = match obstacle(&bytes) {
+    let reason = match obstacle(&bytes).or_else(|| gained_privilege(path, &bytes)) {
         None => return Ok(()),
         Some(Obstacle::Go) => {
             "it is a Go program, which makes system calls without the C library, so its \
@@ -42,8 +51,53 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
             "it is linked statically: the preload library cannot be loaded into it. Install \
              or build it dynamically linked, or leave it on the kernel behind `tidegate guard`"
         }
+        Some(Obstacle::GainsUser) => {
+            "it is set-user-ID: the dynamic linker does not load the preload library into a \
+             program that gains privileges, so its sockets cannot be moved. Start `tidegate run` \
+             as the owner of the program"
+        }
+        Some(Obstacle::GainsGroup) => {
+            "it is set-group-ID: the dynamic linker does not load the preload library into a \
+             program that gains privileges, so its sockets cannot be moved. Start `tidegate run` \
+             with the group of the program (`sg`)"
+        }
+        Some(Obstacle::GainsCapabilities) => {
+            "it has file capabilities: the dynamic linker does not load the preload library into \
+             a program that gains privileges, so its sockets cannot be moved. Start `tidegate \
+             run` as root, or a copy of the program without capabilities (`setcap -r`)"
+        }
     };
     Err(format!("{}: {reason}", path.display()).into())
+}
+
+/// Privilege that an ELF executable gains by being executed. The kernel ignores such rights of
+/// scripts, of files on a `nosuid` mount, and in a process with `no_new_privs`.
+fn gained_privilege(path: &Path, file: &[u8]) -> Option<Obstacle> {
+    let ignores = |flags: StatVfsMountFlags| flags.contains(StatVfsMountFlags::NOSUID);
+    let is_ignored = rustix::fs::statvfs(path).is_ok_and(|mount| ignores(mount.f_flag))
+        || rustix::thread::no_new_privs().unwrap_or(false);
+    if is_ignored || !file.starts_with(b"\x7fELF") {
+        return None;
+    }
+    let user = rustix::process::getuid();
+    let has_capabilities = || {
+        let length = rustix::fs::getxattr(path, "security.capability", &mut [0u8; 0][..]);
+        !user.is_root() && length.is_ok_and(|length| length > 0)
+    };
+    let group = rustix::process::getgid();
+    let by_mode = gained_by_mode(&path.metadata().ok()?, user.as_raw(), group.as_raw());
+    by_mode.or_else(|| has_capabilities().then_some(Obstacle::GainsCapabilities))
+}
+
+/// Obstacle of a file whose mode gives its owner's or its group's privileges to `user` of `group`.
+fn gained_by_mode(file: &Metadata, user: u32, group: u32) -> Option<Obstacle> {
+    const SET_USER_ID: u32 = 0o4000;
+    const SET_GROUP_ID: u32 = 0o2010;
+    let has = |bits: u32| file.mode() & bits == bits;
+    if has(SET_USER_ID) && file.uid() != user {
+        return Some(Obstacle::GainsUser);
+    }
+    (has(SET_GROUP_ID) && file.gid() != group).then_some(Obstacle::GainsGroup)
 }
 
 /// Types of program headers (elf.h).

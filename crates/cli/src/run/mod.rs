@@ -1,8 +1,11 @@
 //! `tidegate run`: an unmodified application on Tidegate.
 
 mod executable;
+mod io_uring;
 
 use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,6 +50,11 @@ pub(crate) struct Run {
     /// Log to this file instead of standard error
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Leave io_uring to the application, although Tidegate does not see its calls. By default the
+    /// kernel refuses io_uring, and applications use other calls; started without CAP_SYS_ADMIN,
+    /// the application gains no privileges from set-user-ID programs then
+    #[arg(long)]
+    allow_io_uring: bool,
     /// Configuration file (TOML). Flags take precedence
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -74,6 +82,10 @@ impl Run {
                 // The application may change its working directory before it opens the file.
                 run_settings[name] = Value::String(absolute(&path)?);
             }
+        }
+        let log = Log::open(run_settings["log"].as_str())?;
+        if !self.allow_io_uring {
+            refuse_io_uring(&log);
         }
         let mut command = Command::new(program);
         command.args(&self.program[1..]);
@@ -112,6 +124,55 @@ impl Run {
         let is_shared = DaemonReport::query(&self.socket)?.is_shared;
         host.pin()?;
         Ok(json!({ "socket": absolute(&self.socket)?, "shared": is_shared }))
+    }
+}
+
+/// Log of the application that is about to start.
+enum Log {
+    StandardError,
+    File(PathBuf),
+}
+
+impl Log {
+    /// Checks that the log can be written.
+    fn open(path: Option<&str>) -> Result<Self, Failure> {
+        let Some(path) = path else { return Ok(Self::StandardError) };
+        let log = Self::File(path.into());
+        log.append("").map_err(|error| {
+            format!("--log {path}: {error}; choose a file that the application may write")
+        })?;
+        Ok(log)
+    }
+
+    fn append(&self, text: &str) -> std::io::Result<()> {
+        match self {
+            Self::StandardError => std::io::stderr().write_all(text.as_bytes()),
+            Self::File(path) => {
+                let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+                file.write_all(text.as_bytes())
+            }
+        }
+    }
+
+    /// Writes a line as the preload library does. A failed write is ignored: it must not stop the
+    /// application.
+    fn write(&self, line: &str) {
+        let _ = self.append(&format!("tidegate: {line}\n"));
+    }
+}
+
+fn refuse_io_uring(log: &Log) {
+    match io_uring::refuse() {
+        Ok(false) => {}
+        Ok(true) => log.write(
+            "io_uring is refused, which without CAP_SYS_ADMIN takes new privileges away: \
+             set-user-ID programs that this application starts run without theirs. \
+             --allow-io-uring changes that",
+        ),
+        Err(error) => log.write(&format!(
+            "io_uring cannot be refused: {error}. Sockets that this application uses by io_uring \
+             do not work"
+        )),
     }
 }
 

@@ -2,7 +2,7 @@
 
 The same must be printed on the kernel and on Tidegate. `calls.py peer ADDRESS`
 is the peer, on the kernel: a connection to its port 7000 sends it orders.
-`calls.py subject OWN PEER` makes the calls. Nothing sleeps: each wait is a call that
+`calls.py subject OWN PEER [PART ...]` makes the calls. Nothing sleeps: each wait is a call that
 returns when the expected event has happened.
 """
 
@@ -711,14 +711,323 @@ def threads(subject):
         yield got
 
 
-def subject(own, peer):
+def wait_until_blocked(thread):
+    """Returns when the thread sleeps in a call."""
+    while True:
+        with open(f"/proc/self/task/{thread.native_id}/stat") as stat:
+            if stat.read().rsplit(")", 1)[1].split()[0] == "S":
+                return
+
+
+def in_thread(call, *arguments):
+    """Starts a call in a thread that waits in it; returns the thread and the list of results."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(code(call, *arguments)), daemon=True)
+    thread.start()
+    wait_until_blocked(thread)
+    return thread, results
+
+
+def shut_listener(subject):
+    any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
+    for address in any_address, subject.own:
+        with socket.socket(subject.family) as listener, select.epoll() as poll:
+            listener.bind((address, 0))
+            listener.listen(16)
+            poll.register(listener, select.EPOLLIN)
+            waiting = [in_thread(listener.accept), in_thread(poll.poll, LIMIT)]
+            yield code(listener.shutdown, socket.SHUT_RDWR)
+            for thread, _ in waiting:
+                thread.join(LIMIT)
+            yield waiting[0][1], [[names(bits) for _, bits in got] for got in waiting[1][1]]
+            yield code(listener.listen, 16)
+            port = listener.getsockname()[1]
+            with subject.order_peer(f"call {port} again") as orders:
+                yield listener.accept()[0].recv(100), orders.recv(1)
+
+
+def shut_datagrams(subject):
+    for connects in False, True:
+        for how in socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR:
+            with socket.socket(subject.family, socket.SOCK_DGRAM) as udp, select.epoll() as poll:
+                udp.bind((subject.own, 0))
+                if connects:
+                    udp.connect((subject.peer, CONTROL))
+                if how != socket.SHUT_WR:
+                    waiting = in_thread(udp.recv, 100)
+                    poll.register(udp, select.EPOLLIN | select.EPOLLRDHUP)
+                    ending = in_thread(poll.poll, LIMIT)
+                yield code(udp.shutdown, how)
+                if how != socket.SHUT_WR:
+                    waiting[0].join(LIMIT)
+                    ending[0].join(LIMIT)
+                    yield waiting[1], [[names(bits) for _, bits in got] for got in ending[1]]
+                    udp.setblocking(False)
+                    yield code(udp.recv, 100)
+                    udp.setblocking(True)
+                    yield code(udp.recv, 100)
+                yield code(udp.sendto, b"text", (subject.peer, CONTROL))
+                if how == socket.SHUT_WR:
+                    continue
+                if how == socket.SHUT_RD:
+                    # What arrives all the same is received.
+                    poll.modify(udp, 0)
+                    while code(udp.recv, 100, socket.MSG_DONTWAIT | socket.MSG_PEEK) == "EAGAIN":
+                        pass
+                    yield code(udp.recv, 100)
+
+
+def shut_connecting(subject):
+    # Nobody has this address, so that the connection stays in progress.
+    nobody = subject.peer[:-1] + "9"
+    with socket.socket(subject.family) as connection, select.epoll() as poll:
+        connection.setblocking(False)
+        yield code(connection.connect, (nobody, 9))
+        poll.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP)
+        yield code(connection.shutdown, socket.SHUT_RDWR)
+        yield ["OUT" in names(events) and "ERR" in names(events) for _, events in poll.poll(LIMIT)]
+        yield error_name(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+        connection.setblocking(True)
+        yield code(connection.connect, (subject.peer, CONTROL))
+    with socket.socket(subject.family) as connection:
+        waiting = in_thread(connection.connect, (nobody, 9))
+        syn_sent = 2
+        while connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != syn_sent:
+            pass
+        yield code(connection.shutdown, socket.SHUT_RDWR)
+        waiting[0].join(LIMIT)
+        yield waiting[1]
+
+
+def shut_reading(subject):
+    with subject.order_peer("pieces abc de") as connection, select.epoll() as poll:
+        poll.register(connection, select.EPOLLIN | select.EPOLLRDHUP)
+        waiting = in_thread(connection.recv, 10)
+        yield code(connection.shutdown, socket.SHUT_RD)
+        waiting[0].join(LIMIT)
+        yield waiting[1], [names(events) for _, events in poll.poll(LIMIT)]
+        yield code(connection.recv, 10), code(connection.send, b"1")
+
+
+def read_end_alone(subject):
+    """Waits for the end of the peer's data only, while data is unread."""
+    with subject.order_peer("give 3") as connection, select.epoll() as epoll:
+        poll = select.poll()
+        epoll.register(connection, select.EPOLLRDHUP)
+        poll.register(connection, select.POLLRDHUP)
+        connection.recv(1)
+        yield epoll.poll(0), poll.poll(0)
+        connection.sendall(b"1")
+        yield [names(events) for _, events in epoll.poll(LIMIT)]
+        yield [names(events) for _, events in poll.poll(LIMIT * 1000)]
+        epoll.modify(connection, select.EPOLLOUT | select.EPOLLRDHUP)
+        yield [names(events) for _, events in epoll.poll(LIMIT)]
+        yield connection.recv(10)
+
+
+def discarding(subject):
+    receive = ctypes.CDLL(None, use_errno=True).recv
+    with subject.order_peer("pieces abcdefgh ijkl") as connection:
+        connection.sendall(b"1")
+        connection.recv(8, socket.MSG_PEEK | socket.MSG_WAITALL)
+        yield receive(connection.fileno(), None, 2, socket.MSG_TRUNC)
+        buffer = ctypes.create_string_buffer(4)
+        yield receive(connection.fileno(), buffer, 2, socket.MSG_TRUNC), buffer.raw
+        yield connection.recv(1)
+        yield receive(connection.fileno(), None, 2**31 - 1, socket.MSG_TRUNC | socket.MSG_DONTWAIT)
+        result = receive(connection.fileno(), None, 9, socket.MSG_TRUNC | socket.MSG_DONTWAIT)
+        yield result, error_name(ctypes.get_errno())
+        connection.sendall(b"2")
+        connection.recvmsg(2, 0, socket.MSG_TRUNC)
+        yield connection.recv(2)
+    with subject.order_peer("give 0") as connection:
+        connection.sendall(b"1")
+        yield receive(connection.fileno(), None, 9, socket.MSG_TRUNC)
+
+
+def early_duplicates(subject):
+    """Descriptors that were duplicated before their socket listened, connected or sent."""
+    with socket.socket(subject.family) as listener:
+        listener.bind((subject.own, 0))
+        with socket.socket(fileno=os.dup(listener.fileno())) as copy, select.epoll() as poll:
+            poll.register(copy, select.EPOLLIN)
+            listener.listen(16)
+            listener.close()
+            with subject.order_peer(f"call {copy.getsockname()[1]} text") as orders:
+                yield len(poll.poll(LIMIT)), copy.accept()[0].recv(100), orders.recv(1)
+    for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
+        with socket.socket(subject.family, kind) as first:
+            number = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 100)
+            with socket.socket(fileno=number) as second:
+                number = os.dup2(first.fileno(), 120)
+                with socket.socket(fileno=number) as third:
+                    second.connect((subject.peer, CONTROL))
+                    third.sendall(b"echo\ntext")
+                    yield first.recv(100), third.getpeername()[1], first.getsockname()[0] == subject.own
+                    first.close()
+                    third.sendall(b"more")
+                    yield second.recv(100)
+
+
+def mapped_addresses(subject):
+    """IPv4 addresses on IPv6 sockets."""
+    if subject.family == socket.AF_INET6:
+        return
+    own, peer = "::ffff:" + subject.own, "::ffff:" + subject.peer
+
+    def new(kind, is_bound, only_v6=0):
+        one = socket.socket(socket.AF_INET6, kind)
+        one.settimeout(LIMIT)
+        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
+        if is_bound:
+            one.bind((own, 0))
+        return one
+
+    with new(socket.SOCK_STREAM, True) as listener:
+        listener.listen(16)
+        yield listener.getsockname()[0] == own
+        with subject.order_peer(f"call {listener.getsockname()[1]} text") as orders:
+            connection, sender = listener.accept()
+            yield sender[0] == peer, connection.getpeername()[0] == peer
+            yield connection.getsockname()[0] == own, connection.recv(100)
+            connection.close()
+            yield orders.recv(1)
+    with new(socket.SOCK_DGRAM, True) as udp:
+        with subject.order_peer(f"datagrams {udp.getsockname()[1]} text") as orders:
+            yield orders.recv(1)
+            data, _, _, sender = udp.recvmsg(100)
+            yield data, sender[0] == peer
+    for is_bound in False, True:
+        with new(socket.SOCK_STREAM, is_bound) as connection:
+            yield code(connection.connect, (peer, CONTROL))
+            connection.sendall(b"echo\ntext")
+            yield connection.getpeername()[:2] == (peer, CONTROL), connection.recv(100)
+            yield connection.getsockname()[0] == own
+        with new(socket.SOCK_DGRAM, is_bound) as udp:
+            yield code(udp.sendto, b"text", (peer, CONTROL))
+            data, sender = udp.recvfrom(100)
+            yield data, sender[:2] == (peer, CONTROL), udp.getsockname()[0] == (own if is_bound else "::")
+            yield code(udp.connect, (peer, CONTROL))
+            yield udp.getpeername()[:2] == (peer, CONTROL), udp.getsockname()[0] == own
+            yield code(udp.send, b"more"), udp.recv(100)
+    for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
+        with new(kind, False, 1) as one:
+            yield code(one.bind, (own, 0)), code(one.connect, (peer, CONTROL))
+        with new(kind, True) as one:
+            yield code(one.connect, ("fd00:9::1", CONTROL))
+    with new(socket.SOCK_DGRAM, False, 1) as udp:
+        yield code(udp.sendto, b"text", (peer, CONTROL))
+    with new(socket.SOCK_DGRAM, True) as udp:
+        yield code(udp.sendto, b"text", ("fd00:9::1", CONTROL))
+
+
+def silent_datagrams(subject):
+    """A socket whose port the kernel chose, which neither sends nor asks for its address."""
+    any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
+    for address in any_address, subject.own:
+        with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+            udp.bind((address, 0))
+            udp.settimeout(LIMIT)
+            inode = os.readlink(f"/proc/self/fd/{udp.fileno()}")[8:-1]
+            suffix = "6" if subject.family == socket.AF_INET6 else ""
+            with open(f"/proc/self/net/udp{suffix}") as table:
+                line = next(line.split() for line in table if line.split()[9] == inode)
+            port = int(line[1].rsplit(":", 1)[1], 16)
+            with subject.order_peer(f"datagrams {port} one") as orders:
+                yield orders.recv(1), udp.recv(100)
+
+
+def long_datagrams(subject):
+    limit = 65_507 if subject.family == socket.AF_INET else 65_527
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        udp.settimeout(LIMIT)
+        for size in limit + 1, 65_536, 100_000:
+            yield code(udp.sendto, bytes(size), (subject.peer, CONTROL))
+        yield code(udp.sendto, bytes(limit), (subject.peer, CONTROL))
+        udp.connect((subject.peer, CONTROL))
+        for size in limit + 1, 65_536, 100_000:
+            yield code(udp.send, bytes(size))
+            yield udp.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        yield code(udp.sendmsg, [bytes(60_000), bytes(9_000)])
+        yield code(udp.send, b"", 0)
+
+
+def disconnect(connection):
+    """Connects to an address of no family."""
+    call = ctypes.CDLL(None, use_errno=True).connect
+    raw = struct.pack("=H14x", socket.AF_UNSPEC)
+    return call(connection.fileno(), raw, len(raw)), error_name(ctypes.get_errno())
+
+
+def disconnected(subject):
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        udp.settimeout(LIMIT)
+        udp.connect((subject.peer, CONTROL))
+        ctypes.set_errno(0)
+        yield disconnect(udp)
+        yield code(udp.getpeername), code(udp.send, b"text")
+        yield code(udp.sendto, b"text", (subject.peer, CONTROL)), udp.recv(100)
+        yield code(udp.connect, (subject.peer, CONTROL)), code(udp.send, b"more"), udp.recv(100)
+    with subject.order_peer("echo") as connection:
+        yield disconnect(connection)
+        yield code(connection.getpeername)
+        yield code(connection.connect, (subject.peer, CONTROL))
+        connection.sendall(b"echo\ntext")
+        yield connection.recv(100)
+
+
+def connecting_again(subject):
+    with socket.socket(subject.family) as connection:
+        yield code(connection.connect, (subject.peer, 1))
+        yield code(connection.send, b"text", socket.MSG_NOSIGNAL), code(connection.recv, 100)
+        yield code(connection.connect, (subject.peer, CONTROL))
+        connection.sendall(b"echo\ntext")
+        yield connection.recv(100)
+    with socket.socket(subject.family) as connection:
+        connection.bind((subject.own, 7010))
+        yield code(connection.connect, (subject.peer, 1))
+        yield code(connection.connect, (subject.peer, CONTROL))
+        yield connection.getsockname()[1]
+
+
+def sending_after_shutdown(subject):
+    signals = []
+    signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
+    with subject.order_peer("hold") as connection:
+        connection.shutdown(socket.SHUT_WR)
+        yield code(connection.send, b"text"), code(connection.send, b"text", socket.MSG_NOSIGNAL)
+        yield code(connection.sendmsg, [b"text"]), code(os.write, connection.fileno(), b"text")
+        yield signals
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+def own_device(subject):
+    """Sockets on one device by name."""
+    device = next(name for _, name in socket.if_nameindex() if name != "lo")
+    for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
+        with socket.socket(subject.family, kind) as one:
+            option = socket.SOL_SOCKET, socket.SO_BINDTODEVICE
+            yield code(one.setsockopt, *option, b"no such device")
+            yield code(one.setsockopt, *option, device.encode())
+            yield one.getsockopt(*option, 100).rstrip(b"\0") == device.encode()
+            yield code(one.connect, (subject.peer, CONTROL))
+            one.sendall(b"echo\ntext")
+            yield one.recv(100)
+
+
+def subject(own, peer, *chosen):
     own_side = Subject(own, peer)
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
         reset_with_unsent_data, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
         stopped_listener, duplicates, descriptors, files, corked, corked_and_waiting, full, corked_and_full, options, interrupted, datagrams,
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
+        shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, discarding, early_duplicates,
+        mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again,
+        sending_after_shutdown, own_device,
     ]:
+        if chosen and part.__name__ not in chosen:
+            continue
         number = 0
         try:
             for number, result in enumerate(part(own_side)):

@@ -51,6 +51,7 @@ use self::queue::{Polling, Queue};
 use self::rx_missed::RxMissedCounters;
 use self::softirq_mode::{CHECK_INTERVAL, SoftirqMode};
 pub use self::steering::Steering;
+pub use self::sys::URING_MARK;
 use self::traffic::TrafficMonitor;
 use crate::admission::{ClassCounts, EarlyDrop, Limits, MAX_CLASSES};
 pub use crate::steering::{SteeringRule, TransportProtocol};

@@ -405,14 +405,19 @@ pub(super) fn active_receive_queues(socket: BorrowedFd<'_>, interface: &str) -> 
     }
 }
 
+/// Upper half of the first argument by which a filter of system calls recognizes the rings of a
+/// device, in a process that may have no others. The kernel ignores this half.
+pub const URING_MARK: u32 = 0x7469_6467;
+
 /// Creates an `io_uring` that is only waited on. Nothing is submitted, so its rings need not
-/// be mapped.
+/// be mapped. Bears [`URING_MARK`].
 pub(super) fn create_uring() -> io::Result<OwnedFd> {
+    let entries = u64::from(URING_MARK) << 32 | 1;
     // `struct io_uring_params`: 120 bytes, which may all be zero.
     let mut parameters = [0_u64; 15];
     // SAFETY: the kernel reads and writes one `io_uring_params` in the live
     // array, which has its size and alignment.
-    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, entries, parameters.as_mut_ptr()) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -6,7 +6,7 @@ use tidegate_memory::own_fd;
 
 use super::errno;
 use crate::socket::linger::LingeringSocket;
-use crate::{fd_table, real, runtime, signals};
+use crate::{duplicates, fd_table, real, runtime, signals};
 
 /// `CLOSE_RANGE_CLOEXEC`: the call sets a flag and closes nothing.
 const CLOSE_ON_EXEC: c_int = 4;
@@ -42,6 +42,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         errno::set(libc::EBADF);
         return -1;
     }
+    duplicates::forget(fd);
     // SAFETY: the application's own call.
     let result = unsafe { real::close(fd) };
     if let Some(lingering) = lingering {
@@ -102,7 +103,7 @@ fn give_number(fd: c_int) -> Result<(), c_int> {
     })
 }
 
-/// Gives the new descriptor the table entry of the old one.
+/// Gives the new descriptor the table entry of the old one, now or when its socket moves.
 fn copy_entry(old: c_int, new: c_int) {
     if new < 0 || new == old {
         return;
@@ -110,8 +111,12 @@ fn copy_entry(old: c_int, new: c_int) {
     if fd_table::is_tidegate(new) {
         drop_entry(new);
     }
-    if let Some(entry) = fd_table::get(old) {
-        fd_table::insert(new, entry.clone());
+    match fd_table::get(old) {
+        Some(entry) => {
+            fd_table::insert(new, entry.clone());
+        }
+        None if runtime::rules().is_some() => duplicates::note(old, new),
+        None => {}
     }
 }
 
@@ -150,7 +155,7 @@ pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     // SAFETY: the application's own call.
     let result = unsafe { real::fcntl64(fd, command, argument) };
-    if result < 0 || !fd_table::is_tidegate(fd) {
+    if result < 0 {
         return result;
     }
     match command {

@@ -13,6 +13,7 @@ use crate::socket::{Endpoint, IoDirection, Socket, transfer};
 use crate::{fd_table, local_addresses, raw, real};
 
 /// Received data, with its addresses.
+#[derive(Default)]
 struct ReceivedMessage {
     len: usize,
     from: Option<SocketAddr>,
@@ -35,7 +36,7 @@ fn receive(
         let number = if flags & libc::MSG_OOB != 0 { libc::EINVAL } else { libc::EAGAIN };
         return Err(io::Error::from_raw_os_error(number));
     }
-    let may_block = flags & libc::MSG_DONTWAIT == 0;
+    let may_block = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking();
     match &socket.endpoint {
         Endpoint::Listener(_) => Err(io::ErrorKind::NotConnected.into()),
         Endpoint::Stream(_) => {
@@ -52,6 +53,18 @@ fn receive(
                         let len = if wants_full_len { one.datagram_len } else { one.len };
                         let from = Some(socket.to_app_family(one.from));
                         Ok(Ok(ReceivedMessage { len, from, to: Some(one.to), flags: truncation }))
+                    }
+                    // The socket was shut down, and nothing is left to read.
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                        if socket.uses_kernel_socket
+                            && let Ok(len) = usize::try_from(from_kernel())
+                        {
+                            return Ok(Err(len));
+                        }
+                        match may_block {
+                            true => Ok(Ok(ReceivedMessage::default())),
+                            false => Err(io::ErrorKind::WouldBlock.into()),
+                        }
                     }
                     Err(error)
                         if error.kind() == io::ErrorKind::WouldBlock
@@ -120,6 +133,20 @@ fn receive_stream(
         }
     }
     Ok(total)
+}
+
+/// Bytes that one call discards at most.
+const MAX_DISCARDED_BYTES: usize = 1 << 20;
+
+/// True for a call that discards data of a connection, and may have no buffer (`MSG_TRUNC`).
+fn discards_data(socket: &Socket, flags: c_int) -> bool {
+    flags & libc::MSG_TRUNC != 0 && matches!(socket.endpoint, Endpoint::Stream(_))
+}
+
+/// Discards up to `len` bytes of a connection, or with `MSG_PEEK` counts them.
+fn discard(fd: c_int, socket: &Socket, len: usize, flags: c_int) -> io::Result<usize> {
+    let mut discarded = vec![0; len.min(MAX_DISCARDED_BYTES)];
+    receive_stream(fd, socket, &mut [IoSliceMut::new(&mut discarded)], flags)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -208,6 +235,9 @@ pub unsafe extern "C" fn recvfrom(
     let from_kernel =
         |more| unsafe { real::recvfrom(fd, buf, len, flags | more, address, address_len) };
     let Some(socket) = fd_table::socket(fd) else { return from_kernel(0) };
+    if discards_data(&socket, flags) {
+        return errno::return_count(discard(fd, &socket, len, flags));
+    }
     // SAFETY: the application's own arguments.
     let mut bufs = [unsafe { raw::read_buffer(buf, len) }];
     match receive(fd, &socket, &mut bufs, flags, || from_kernel(libc::MSG_DONTWAIT)) {
@@ -258,6 +288,14 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     let Some(header) = (unsafe { message.as_mut() }) else {
         return errno::return_count(Err(io::Error::from_raw_os_error(libc::EFAULT)));
     };
+    if discards_data(&socket, flags) {
+        // SAFETY: the application's own arguments.
+        let Some(len) = (unsafe { raw::buffer_bytes(header.msg_iov, header.msg_iovlen) }) else {
+            return errno::return_count(Err(io::Error::from_raw_os_error(libc::EMSGSIZE)));
+        };
+        (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
+        return errno::return_count(discard(fd, &socket, len, flags));
+    }
     // SAFETY: the application's own arguments.
     let Some(mut bufs) = (unsafe { raw::read_buffers(header.msg_iov, header.msg_iovlen) }) else {
         return errno::return_count(Err(io::Error::from_raw_os_error(libc::EMSGSIZE)));

@@ -37,7 +37,9 @@ fn send_to_socket(
             udp.send(data, to, from)
         }),
     };
+    // A datagram raises no signal.
     if let Err(error) = &sent
+        && !matches!(socket.endpoint, Endpoint::Udp(_))
         && error.kind() == io::ErrorKind::BrokenPipe
         && flags & libc::MSG_NOSIGNAL == 0
     {

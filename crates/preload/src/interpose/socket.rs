@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
     {
         return -1;
     }
-    let local = raw::kernel_local_address(fd).filter(|_| wanted.port() != 0);
+    let local = raw::kernel_local_address(fd);
     let moved = local.map_or(Ok(MoveOutcome::Kernel), |local| moving::on_bound(fd, local));
     errno::return_status(moved.map(|_| ()))
 }
@@ -157,7 +157,11 @@ fn accept_tidegate(
     listener: &Listener,
     flags: c_int,
 ) -> io::Result<AcceptedSocket> {
-    if !socket.readiness().readable {
+    let ready = socket.readiness();
+    if ready.read_closed {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    if !ready.readable {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     let family = if socket.is_v6 { libc::AF_INET6 } else { libc::AF_INET };
@@ -209,7 +213,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
         let result = match peer {
             Some(peer) if moving::return_to_kernel(&socket, peer) => return by_kernel(),
             Some(peer) => connect_moved(fd, &socket, peer),
-            None if family == Some(libc::AF_UNSPEC) => disconnect(&socket),
+            None if family == Some(libc::AF_UNSPEC) => disconnect(fd, &socket),
             None => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
         };
         return errno::return_status(result);
@@ -261,13 +265,29 @@ fn connect_moved(fd: c_int, socket: &Socket, peer: SocketAddr) -> io::Result<()>
     }
 }
 
-fn disconnect(socket: &Socket) -> io::Result<()> {
+fn disconnect(fd: c_int, socket: &Arc<Socket>) -> io::Result<()> {
     match &socket.endpoint {
         Endpoint::Udp(udp) => {
             udp.is_connected.store(false, Ordering::Relaxed);
             udp.socket.disconnect()
         }
-        _ => Err(io::ErrorKind::Unsupported.into()),
+        Endpoint::Stream(stream) => {
+            moving::disconnect_stream(socket, stream);
+            Ok(())
+        }
+        Endpoint::Listener(listener) => {
+            stop_listening(fd, socket, listener);
+            Ok(())
+        }
+    }
+}
+
+/// Ends listening on Tidegate and at the kernel.
+fn stop_listening(fd: c_int, socket: &Arc<Socket>, listener: &Listener) {
+    moving::stop_listening(socket, listener);
+    if socket.uses_kernel_socket {
+        // SAFETY: ends listening of a socket of the application.
+        unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
     }
 }
 
@@ -288,19 +308,13 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     };
     errno::return_status(match &socket.endpoint {
         Endpoint::Stream(stream) => stream.shutdown(how),
-        Endpoint::Listener(_) => {
+        Endpoint::Listener(listener) => {
             if how != Shutdown::Write {
-                moving::stop_listening(&socket);
-                // The kernel may listen, too.
-                // SAFETY: the application's own call.
-                unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+                stop_listening(fd, &socket, listener);
             }
             Ok(())
         }
-        Endpoint::Udp(_) => {
-            log::write_once("shutdown() of a UDP socket has no effect");
-            Ok(())
-        }
+        Endpoint::Udp(udp) => udp.shutdown(fd, how),
     })
 }
 
@@ -411,7 +425,7 @@ pub unsafe extern "C" fn setsockopt(
     let known = fd_table::socket(fd).filter(|_| !runtime::is_child());
     if known.is_some() && !options::is_supported(level, name) {
         let option = options::describe(level, name);
-        if runtime::is_strict() || (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) {
+        if runtime::is_strict() || options::is_refused(level, name) {
             log::write_once(&format!("{option} is refused: Tidegate does not support it"));
             errno::set(libc::ENOPROTOOPT);
             return -1;

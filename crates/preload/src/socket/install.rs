@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Socket, options};
 use crate::fd_table::{self, Entry, InUse};
 use crate::signals::SignalGuard;
-use crate::{epoll, runtime};
+use crate::{duplicates, epoll, runtime};
 
 /// Result of a call that may move a socket.
 pub(crate) enum MoveOutcome {
@@ -25,6 +25,10 @@ pub(super) fn install(fd: i32, socket: Socket) -> MoveOutcome {
         return MoveOutcome::Kernel;
     }
     epoll::on_moved(fd, &socket);
+    for other in duplicates::others(fd) {
+        fd_table::insert(other, Entry::Socket(Arc::clone(&socket)));
+        epoll::on_moved(other, &socket);
+    }
     MoveOutcome::Tidegate(InUse::new(socket))
 }
 
@@ -37,5 +41,5 @@ pub(crate) fn install_accepted(fd: i32, accepted: Socket, is_nonblocking: bool) 
 /// True when a socket bound to `local` also uses its kernel socket: traffic of the host to
 /// itself never comes by the wire.
 pub(super) fn uses_kernel_socket(local: SocketAddr) -> bool {
-    local.ip().is_unspecified() || runtime::uses_kernel_addresses()
+    local.ip().to_canonical().is_unspecified() || runtime::uses_kernel_addresses()
 }

@@ -6,7 +6,7 @@ pub(crate) mod moving;
 pub(crate) mod options;
 mod tcp;
 pub(crate) mod transfer;
-mod udp;
+pub(crate) mod udp;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -25,6 +25,8 @@ pub(crate) struct Socket {
     pub(crate) net: &'static Net,
     /// IPv6 socket: the application gets IPv4 addresses in mapped form.
     pub(crate) is_v6: bool,
+    /// The socket refuses IPv4 addresses (`IPV6_V6ONLY`).
+    is_v6_only: AtomicBool,
     /// The kernel socket is in use, too, for loopback.
     pub(crate) uses_kernel_socket: bool,
     is_nonblocking: AtomicBool,
@@ -53,6 +55,8 @@ pub(crate) struct Stream {
     pub(crate) stream: TcpStream,
     /// The application does not know the result of connecting yet.
     pub(crate) is_connecting: AtomicBool,
+    /// The attempt to connect has failed.
+    has_never_connected: AtomicBool,
     /// `TCP_CORK` is set.
     is_corked: AtomicBool,
     /// The last data was sent with `MSG_MORE`.
@@ -64,6 +68,8 @@ pub(crate) struct Stream {
 /// UDP socket.
 pub(crate) struct Udp {
     pub(crate) socket: UdpSocket,
+    /// Address that the socket was bound to when it moved.
+    pub(crate) bound: IpAddr,
     /// Received datagrams carry their destination address (`IP_PKTINFO`).
     pub(crate) reports_destination: AtomicBool,
     pub(crate) is_connected: AtomicBool,
@@ -98,6 +104,7 @@ impl Socket {
             endpoint,
             net,
             is_v6,
+            is_v6_only: AtomicBool::new(false),
             uses_kernel_socket,
             is_nonblocking: AtomicBool::new(false),
             receive_timeout: AtomicTimeout::default(),
@@ -112,6 +119,10 @@ impl Socket {
 
     pub(crate) fn is_nonblocking(&self) -> bool {
         self.is_nonblocking.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_v6_only(&self) -> bool {
+        self.is_v6_only.load(Ordering::Relaxed)
     }
 
     /// Records that another process has the socket, too.

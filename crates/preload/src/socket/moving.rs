@@ -8,11 +8,17 @@ use std::sync::{Arc, Mutex};
 use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
 
 use super::install::{MoveOutcome, install, uses_kernel_socket};
+use super::udp::check_families;
 use super::{Endpoint, Listener, Socket, Stream, Udp, options, transfer, unspecified};
 use crate::fd_table::{self, InUse};
 use crate::rules::{Protocol, is_loopback};
 use crate::signals::SignalGuard;
 use crate::{epoll, lifecycle, local_addresses, log, raw, runtime};
+
+/// Address and port as the stack knows them: IPv4 where an IPv6 socket has an IPv4-mapped address.
+fn to_stack_address(local: SocketAddr) -> SocketAddr {
+    SocketAddr::new(local.ip().to_canonical(), local.port())
+}
 
 /// True when Tidegate can serve a socket with this address.
 fn has_address(net: &Net, local: SocketAddr) -> bool {
@@ -20,9 +26,8 @@ fn has_address(net: &Net, local: SocketAddr) -> bool {
     ip.is_unspecified() || net.has_address(ip)
 }
 
-/// Called after the kernel bound a socket to `local`. A UDP socket that asked for a port moves
-/// now: no later call shows that it is a server. If the kernel chose the port, a server has to
-/// request it: see [`on_address_requested`].
+/// Called after the kernel bound a socket to `local`. A UDP socket moves now, also where the kernel
+/// chose the port: no later call shows that it is a server.
 ///
 /// # Errors
 /// The rules move the socket, but Tidegate cannot take it.
@@ -42,8 +47,8 @@ pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<MoveOutcome> {
     move_udp(fd, net, local, is_v6)
 }
 
-/// Called before the application requests the local address of a descriptor. A bound UDP socket
-/// moves now: the application may announce its port to others, and receive without sending first.
+/// Called before the application requests the local address of a descriptor. A UDP socket that
+/// sending has bound moves now: the application may announce its port to others.
 pub(crate) fn on_address_requested(fd: i32) {
     if runtime::rules().is_none() || runtime::is_child() || fd_table::is_tidegate(fd) {
         return;
@@ -87,7 +92,8 @@ fn reserve_listener(fd: i32, net: &Net) -> io::Result<()> {
 
 fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::Result<MoveOutcome> {
     reserve_bound_port(fd, net, local)?;
-    let socket = UdpSocket::bind_with(net, local, options::udp_options(fd, is_v6))?;
+    let stack_address = to_stack_address(local);
+    let socket = UdpSocket::bind_with(net, stack_address, options::udp_options(fd, is_v6))?;
     socket.set_nonblocking(true)?;
     let endpoint = Endpoint::Udp(Udp::new(socket));
     Ok(install(fd, Socket::new(net, endpoint, is_v6, uses_kernel_socket(local))))
@@ -111,7 +117,7 @@ pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Resul
         return Ok(MoveOutcome::Kernel);
     }
     let options = options::tcp_options(fd, is_v6);
-    let local = SocketAddr::new(local.ip(), local.port());
+    let local = to_stack_address(local);
     reserve_listener(fd, net)?;
     // The kernel's accept queue holds one connection more than the backlog.
     let queue_len = backlog.saturating_add(1);
@@ -157,6 +163,8 @@ pub(crate) fn on_connect(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Re
     if is_loopback(local.ip()) || !has_address(net, local) {
         return Ok(MoveOutcome::Kernel);
     }
+    let is_v6_only = is_v6 && !options::is_dual_stack(fd, is_v6);
+    check_families(is_v6, is_v6_only, local.ip(), peer.ip())?;
     match protocol {
         Protocol::Tcp => {
             let endpoint =
@@ -199,7 +207,10 @@ fn start_connect(
 /// # Errors
 /// As [`on_connect`].
 pub(crate) fn reconnect(fd: i32, old: &Socket, peer: SocketAddr) -> io::Result<InUse<Arc<Socket>>> {
-    let stream = start_connect(fd, old.net, unspecified(old.is_v6), peer, old.is_v6)?;
+    // The kernel socket is still bound as it was for the first attempt.
+    let local = raw::kernel_local_address(fd).unwrap_or_else(|| unspecified(old.is_v6));
+    check_families(old.is_v6, old.is_v6_only(), local.ip(), peer.ip())?;
+    let stream = start_connect(fd, old.net, local, peer, old.is_v6)?;
     let endpoint = Endpoint::Stream(Stream::new(stream, true));
     match install(fd, Socket::new(old.net, endpoint, old.is_v6, false)) {
         MoveOutcome::Tidegate(socket) => Ok(socket),
@@ -224,6 +235,7 @@ pub(crate) fn connect_udp(socket: &Socket, peer: SocketAddr) -> io::Result<()> {
     let Endpoint::Udp(udp) = &socket.endpoint else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
+    udp.check_family(socket, Some(peer))?;
     udp.socket.connect(peer)?;
     udp.is_connected.store(true, std::sync::atomic::Ordering::Relaxed);
     Ok(())
@@ -241,8 +253,16 @@ pub(crate) fn return_to_kernel(socket: &Arc<Socket>, peer: SocketAddr) -> bool {
 }
 
 /// Ends listening: the descriptors of the listener are the kernel's again, where the socket does
-/// not listen.
-pub(crate) fn stop_listening(socket: &Arc<Socket>) {
+/// not listen. Threads that wait for a connection return.
+pub(crate) fn stop_listening(socket: &Arc<Socket>, listener: &Listener) {
+    leave_to_kernel(socket);
+    listener.listener.close();
+}
+
+/// Ends a connection (`connect` to an address of no family): the peer gets a reset, and the
+/// descriptors are the kernel's again, where the socket is not connected.
+pub(crate) fn disconnect_stream(socket: &Arc<Socket>, stream: &Stream) {
+    stream.stream.set_reset_on_close(true);
     leave_to_kernel(socket);
 }
 

@@ -274,6 +274,8 @@ pub(crate) fn copy_from_kernel(fd: i32, socket: &Socket) {
     // SAFETY: reads flags.
     let flags = unsafe { real::fcntl64(fd, libc::F_GETFL, 0) };
     socket.set_nonblocking(flags != -1 && flags & libc::O_NONBLOCK != 0);
+    let is_v6_only = socket.is_v6 && !is_dual_stack(fd, socket.is_v6);
+    socket.is_v6_only.store(is_v6_only, Ordering::Relaxed);
     socket.receive_timeout.set(timeout(fd, libc::SO_RCVTIMEO));
     socket.send_timeout.set(timeout(fd, libc::SO_SNDTIMEO));
     match &socket.endpoint {
@@ -360,8 +362,27 @@ pub(crate) fn is_supported(level: c_int, name: c_int) -> bool {
     effect(level, name) != OptionEffect::Unsupported
 }
 
+/// True for an option that would change which socket gets a datagram or a connection: the
+/// application is told that it has no effect.
+pub(crate) fn is_refused(level: c_int, name: c_int) -> bool {
+    matches!(
+        (level, name),
+        (libc::IPPROTO_TCP, libc::TCP_FASTOPEN)
+            | (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF | libc::SO_ATTACH_REUSEPORT_EBPF)
+    )
+}
+
 /// Description of an option for the log.
 pub(crate) fn describe(level: c_int, name: c_int) -> String {
+    let known = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF) => Some("SO_ATTACH_REUSEPORT_CBPF"),
+        (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_EBPF) => Some("SO_ATTACH_REUSEPORT_EBPF"),
+        (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => Some("TCP_FASTOPEN"),
+        _ => None,
+    };
+    if let Some(known) = known {
+        return known.to_owned();
+    }
     let level = match level {
         libc::SOL_SOCKET => "SOL_SOCKET".into(),
         libc::IPPROTO_TCP => "IPPROTO_TCP".into(),
@@ -471,6 +492,9 @@ mod tests {
             assert!(is_supported(level, name), "{}", describe(level, name));
         }
         assert!(!is_supported(libc::IPPROTO_TCP, libc::TCP_FASTOPEN));
+        let by_bpf = (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_EBPF);
+        assert!(!is_supported(by_bpf.0, by_bpf.1) && is_refused(by_bpf.0, by_bpf.1));
+        assert_eq!(describe(by_bpf.0, by_bpf.1), "SO_ATTACH_REUSEPORT_EBPF");
         assert!(!is_supported(libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP));
     }
 }

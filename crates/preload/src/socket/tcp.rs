@@ -14,6 +14,7 @@ impl Stream {
         Self {
             stream,
             is_connecting: AtomicBool::new(is_connecting),
+            has_never_connected: AtomicBool::new(false),
             is_corked: AtomicBool::new(is_corked),
             more_follows: AtomicBool::new(false),
             linger: super::AtomicTimeout::default(),
@@ -35,8 +36,17 @@ impl Stream {
     pub(crate) fn finish_connect(&self, socket: &Socket) -> io::Result<()> {
         let finished = socket.net.batch(|batch| batch.finish_connect(&self.stream))?;
         let finished = finished.map_err(|error| self.with_unreachable_reason(error));
+        // Without an error the attempt has failed if the application took the error before.
+        let is_aborted = finished.is_ok()
+            && self.is_connecting.load(Ordering::Relaxed)
+            && self.stream.info().is_ok_and(|info| info.state == TcpState::Closed);
+        let finished = match is_aborted {
+            true => Err(io::ErrorKind::ConnectionAborted.into()),
+            false => finished,
+        };
         if !matches!(&finished, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
             self.is_connecting.store(false, Ordering::Relaxed);
+            self.has_never_connected.store(finished.is_err(), Ordering::Relaxed);
         }
         finished
     }
@@ -87,7 +97,12 @@ impl Stream {
             true => batch.recv_vectored(&self.stream, bufs),
             false => peek(batch, &self.stream, bufs),
         })?;
-        self.block_while_connecting(received)
+        match self.block_while_connecting(received) {
+            Ok(0) if self.has_never_connected.load(Ordering::Relaxed) => {
+                Err(io::ErrorKind::NotConnected.into())
+            }
+            received => received,
+        }
     }
 
     /// Sends the buffers in order, as far as there is space. If more data follows (`MSG_MORE`), a
@@ -134,7 +149,13 @@ impl Stream {
     }
 
     pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        self.stream.shutdown(how)
+        let was_connecting = self.is_connecting.load(Ordering::Relaxed) && !self.is_open();
+        self.stream.shutdown(how)?;
+        if was_connecting {
+            // The attempt has ended, and the next `connect` starts another one.
+            self.is_connecting.store(false, Ordering::Relaxed);
+        }
+        Ok(())
     }
 }
 

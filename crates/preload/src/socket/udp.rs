@@ -1,19 +1,26 @@
 //! UDP: receiving and sending datagrams without blocking.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::AtomicBool;
+use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate::{DatagramMeta, Source, UdpSocket};
 
 use super::tcp::scatter;
 use super::{Socket, Udp};
-use crate::rules;
+use crate::{real, rules};
+
+/// Longest payload of a datagram in bytes: with the headers of UDP and IPv4 65,535 bytes.
+const MAX_V4_PAYLOAD_BYTES: usize = 65_507;
+/// The same on IPv6, which does not count its own header.
+const MAX_V6_PAYLOAD_BYTES: usize = 65_527;
 
 impl Udp {
     pub(super) fn new(socket: UdpSocket) -> Self {
+        let bound = socket.local_addr().map_or(IpAddr::from([0; 16]), |local| local.ip());
         Self {
             socket,
+            bound,
             reports_destination: AtomicBool::new(false),
             is_connected: AtomicBool::new(false),
         }
@@ -50,6 +57,23 @@ impl Udp {
         }
     }
 
+    /// Closes directions as at the kernel: also for a socket that is not connected, although the
+    /// call fails there. The kernel's own socket may wait for datagrams, too.
+    pub(crate) fn shutdown(&self, fd: i32, how: Shutdown) -> io::Result<()> {
+        self.socket.shutdown(how);
+        let number = match how {
+            Shutdown::Read => libc::SHUT_RD,
+            Shutdown::Write => libc::SHUT_WR,
+            Shutdown::Both => libc::SHUT_RDWR,
+        };
+        // SAFETY: closes directions of a socket of the application.
+        unsafe { real::shutdown(fd, number) };
+        match self.is_connected.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
     /// Sends one datagram, optionally to an address and from a source address.
     pub(crate) fn send(
         &self,
@@ -65,35 +89,30 @@ impl Udp {
                 &joined
             }
         };
-        match (to, from) {
+        if payload.len() > MAX_V4_PAYLOAD_BYTES {
+            let to = to.or_else(|| self.socket.peer_addr().ok());
+            if payload.len() > MAX_V6_PAYLOAD_BYTES || to.is_some_and(|to| !is_v6(to.ip())) {
+                return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+            }
+        }
+        let sent = match (to, from) {
             (to, Some(from)) => self.socket.send_from(payload, to, from),
             (Some(to), None) => self.socket.send_to(payload, to),
             (None, None) => self.socket.send(payload),
-        }
+        };
+        sent.map_err(|error| match error.kind() {
+            io::ErrorKind::NotConnected => io::Error::from_raw_os_error(libc::EDESTADDRREQ),
+            _ => error,
+        })
     }
 
     /// Checks that the socket can send to an address of this family.
     ///
     /// # Errors
-    /// The kernel's: `EAFNOSUPPORT` for IPv6 on an IPv4 socket, `ENETUNREACH` for IPv4 on a socket
-    /// that is bound to an IPv6 address.
+    /// As [`check_families`].
     pub(crate) fn check_family(&self, socket: &Socket, to: Option<SocketAddr>) -> io::Result<()> {
         let Some(to) = to else { return Ok(()) };
-        if !socket.is_v6 {
-            return match to.is_ipv4() {
-                true => Ok(()),
-                false => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
-            };
-        }
-        let sends_v4 = to.ip().to_canonical().is_ipv4();
-        let is_bound_to_v6 = |local: SocketAddr| {
-            let ip = local.ip().to_canonical();
-            ip.is_ipv6() && !ip.is_unspecified()
-        };
-        match sends_v4 && self.socket.local_addr().is_ok_and(is_bound_to_v6) {
-            true => Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
-            false => Ok(()),
-        }
+        check_families(socket.is_v6, socket.is_v6_only(), self.bound, to.ip())
     }
 
     /// True when the kernel socket must send to this address.
@@ -102,5 +121,58 @@ impl Udp {
             && to.is_some_and(|to| {
                 rules::is_loopback(to.ip()) || socket.net.source_for(to.ip()).is_none()
             })
+    }
+}
+
+fn is_v6(ip: IpAddr) -> bool {
+    ip.to_canonical().is_ipv6()
+}
+
+/// Checks that an IPv6 or IPv4 socket, which may be bound to `local`, can send to `peer`.
+///
+/// # Errors
+/// The kernel's: `EAFNOSUPPORT` for IPv6 on an IPv4 socket and on one that is bound to an IPv4
+/// address; `ENETUNREACH` for IPv4 on a socket of IPv6 only (`IPV6_V6ONLY`) and on one that is
+/// bound to an IPv6 address.
+pub(crate) fn check_families(
+    is_v6_socket: bool,
+    is_v6_only: bool,
+    local: IpAddr,
+    peer: IpAddr,
+) -> io::Result<()> {
+    let (local, is_v6_peer) = (local.to_canonical(), is_v6(peer));
+    let is_bound_to_v6 = local.is_ipv6() && !local.is_unspecified();
+    let code = match is_v6_peer {
+        true if !is_v6_socket || local.is_ipv4() => libc::EAFNOSUPPORT,
+        false if is_v6_only || is_bound_to_v6 => libc::ENETUNREACH,
+        _ => return Ok(()),
+    };
+    Err(io::Error::from_raw_os_error(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_reach_the_families_that_they_reach_at_the_kernel() {
+        let check = |is_v6, is_v6_only, local: &str, peer: &str| {
+            let (local, peer) = (local.parse().unwrap(), peer.parse().unwrap());
+            check_families(is_v6, is_v6_only, local, peer).map_err(|error| error.raw_os_error())
+        };
+        for (is_v6, is_v6_only, local, peer, expected) in [
+            (false, false, "0.0.0.0", "192.0.2.1", None),
+            (false, false, "0.0.0.0", "2001:db8::1", Some(libc::EAFNOSUPPORT)),
+            (true, false, "::", "2001:db8::1", None),
+            (true, false, "::", "::ffff:192.0.2.1", None),
+            (true, true, "::", "::ffff:192.0.2.1", Some(libc::ENETUNREACH)),
+            (true, true, "::", "192.0.2.1", Some(libc::ENETUNREACH)),
+            (true, false, "2001:db8::2", "192.0.2.1", Some(libc::ENETUNREACH)),
+            (true, false, "::ffff:192.0.2.2", "192.0.2.1", None),
+            (true, false, "::ffff:192.0.2.2", "2001:db8::1", Some(libc::EAFNOSUPPORT)),
+        ] {
+            let got = check(is_v6, is_v6_only, local, peer);
+            assert_eq!(got, expected.map_or(Ok(()), |code| Err(Some(code))), "{local} {peer}");
+        }
     }
 }

@@ -132,7 +132,7 @@ impl Attachment {
     /// [`io::ErrorKind::NotConnected`] if the connection is not established.
     pub fn shutdown(&mut self, handle: Handle, how: Shutdown) -> io::Result<()> {
         let socket = self.socket(handle)?;
-        if socket.status().state != SocketState::Connected {
+        if !matches!(socket.status().state, SocketState::Connecting | SocketState::Connected) {
             return Err(io::ErrorKind::NotConnected.into());
         }
         socket.is_read_shut_down |= how != Shutdown::Write;

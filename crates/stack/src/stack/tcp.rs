@@ -186,7 +186,8 @@ impl Stack {
         self.tcp.recv_with(now_ns, id, read)
     }
 
-    /// Shuts down one direction of a connection or both. Data written before is still sent.
+    /// Shuts down one direction of a connection or both. Data written before is still sent. A
+    /// connection that waits for the answer to its SYN ends with [`TcpError::Reset`].
     ///
     /// # Errors
     /// [`TcpError::NotConnected`] before the connection is established; [`TcpError::Closed`] when

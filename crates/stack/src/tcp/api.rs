@@ -368,6 +368,12 @@ impl TcpTable {
         how: Shutdown,
     ) -> Result<(), TcpError> {
         let (connection, shared) = self.get_mut(id).ok_or(TcpError::Closed)?;
+        if connection.state == TcpState::SynSent {
+            // As at the kernel, this ends the attempt.
+            connection.abort(shared, Some(Failure::Reset), false);
+            self.update(now_ns, id.index);
+            return Ok(());
+        }
         if !connection.is_synchronized() {
             return Err(TcpError::NotConnected);
         }

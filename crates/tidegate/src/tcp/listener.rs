@@ -1,9 +1,9 @@
 //! TCP listeners.
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
+use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate_engine::PortClaim;
 use tidegate_stack::{TcpId, TcpListenerId, TcpOptions};
@@ -53,7 +53,8 @@ pub(super) struct ListenerInner {
     pub(super) net: Net,
     pub(super) id: TcpListenerId,
     nonblocking: AtomicBool,
-    claim: Option<Arc<PortClaim>>,
+    claim: Mutex<Option<Arc<PortClaim>>>,
+    is_closed: AtomicBool,
 }
 
 impl TcpListener {
@@ -89,13 +90,15 @@ impl TcpListener {
         backlog: usize,
         options: TcpOptions,
     ) -> io::Result<Self> {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         let (id, claim) = net.with(|ops| ops.tcp_listen(address, backlog, options))?;
         Ok(Self::new(net, id, claim))
     }
 
     pub(crate) fn new(net: &Net, id: TcpListenerId, claim: Option<Arc<PortClaim>>) -> Self {
         let nonblocking = AtomicBool::new(false);
-        let inner = ListenerInner { net: net.clone(), id, nonblocking, claim };
+        let (claim, is_closed) = (Mutex::new(claim), AtomicBool::new(false));
+        let inner = ListenerInner { net: net.clone(), id, nonblocking, claim, is_closed };
         Self { inner: Arc::new(inner) }
     }
 
@@ -118,7 +121,15 @@ impl TcpListener {
     }
 
     pub(crate) fn stream(&self, id: TcpId) -> TcpStream {
-        TcpStream::new(&self.inner.net, id, self.inner.claim.clone())
+        let claim = self.inner.lock_claim().clone();
+        TcpStream::new(&self.inner.net, id, claim)
+    }
+
+    /// Stops listening at once, although there are other handles. Their calls, also those that
+    /// wait, return [`io::ErrorKind::NotConnected`]. Connections that no call has accepted are
+    /// reset.
+    pub fn close(&self) {
+        self.inner.close();
     }
 
     /// Endless iterator over accepted connections.
@@ -171,13 +182,33 @@ impl std::fmt::Debug for TcpListener {
     }
 }
 
+impl ListenerInner {
+    fn lock_claim(&self) -> MutexGuard<'_, Option<Arc<PortClaim>>> {
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let claim = self.lock_claim().take();
+        self.net.with(|ops| {
+            let id = SocketId::Listener(self.id);
+            ops.tcp_close_listener(self.id, claim);
+            ops.closed_sockets().insert(id, Shutdown::Both);
+            ops.notify(id);
+        });
+    }
+}
+
 impl Drop for ListenerInner {
     fn drop(&mut self) {
-        let (id, claim) = (self.id, self.claim.take());
+        self.close();
+        let id = SocketId::Listener(self.id);
         self.net.with(|ops| {
-            ops.poll_sets().forget(SocketId::Listener(id));
-            ops.tasks().forget(SocketId::Listener(id));
-            ops.tcp_close_listener(id, claim);
+            ops.poll_sets().forget(id);
+            ops.tasks().forget(id);
+            ops.closed_sockets().forget(id);
         });
     }
 }

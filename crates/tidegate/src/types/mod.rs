@@ -4,6 +4,7 @@
 //! depends on a backend or on a socket.
 
 pub(crate) mod batch_scope;
+pub(crate) mod closed_sockets;
 pub(crate) mod datagram;
 pub(crate) mod deadline;
 pub(crate) mod errors;

@@ -61,6 +61,7 @@ impl Readiness {
     pub(crate) fn meets(self, interest: Interest) -> bool {
         interest.has(Interest::Readable) && self.readable
             || interest.has(Interest::Writable) && self.writable
+            || interest.has(Interest::ReadClosed) && self.read_closed
             || self.failed
             || self.read_closed && self.write_closed
     }
@@ -81,6 +82,10 @@ pub enum Interest {
     Writable,
     /// Readable or writable.
     Both,
+    /// End of the receive direction.
+    ReadClosed,
+    /// Writable, or the end of the receive direction.
+    WritableOrReadClosed,
     /// Errors and the end of both directions only; these are always reported.
     Neither,
 }
@@ -108,6 +113,11 @@ pub struct Ready {
 
 impl Interest {
     pub(crate) fn has(self, other: Interest) -> bool {
-        self == other || self == Interest::Both
+        let parts = match self {
+            Self::Both => [Self::Readable, Self::Writable],
+            Self::WritableOrReadClosed => [Self::Writable, Self::ReadClosed],
+            alone => [alone; 2],
+        };
+        parts.contains(&other)
     }
 }

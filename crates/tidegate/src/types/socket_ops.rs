@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tidegate_engine::PortClaim;
 use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
 
+use super::closed_sockets::ClosedSockets;
 use super::datagram::DatagramMeta;
 use super::errors::OpResult;
 use super::poll_sets::PollSets;
@@ -26,6 +27,10 @@ pub(crate) trait SocketOps {
     fn waiters(&mut self) -> &mut Waiters;
     /// Waiting tasks.
     fn tasks(&mut self) -> &mut Tasks;
+    /// Sockets that the application has closed while it still has them.
+    fn closed_sockets(&mut self) -> &mut ClosedSockets;
+    /// Wakes the threads and tasks that wait for a socket, alone or in a set.
+    fn notify(&mut self, id: SocketId);
     /// Error that ended the stack, if it has failed.
     fn failure(&self) -> Option<io::Error>;
     /// Current readiness of a socket.

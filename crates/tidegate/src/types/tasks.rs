@@ -58,7 +58,6 @@ impl Tasks {
     }
 
     /// Wakes the tasks of both directions, after an event of unknown direction.
-    #[cfg(feature = "attach")]
     pub(crate) fn wake_both(&mut self, id: SocketId) {
         match id {
             SocketId::Listener(_) => self.wake_accepting(id),

@@ -1,7 +1,7 @@
 //! UDP sockets.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -55,6 +55,8 @@ struct UdpInner {
     nonblocking: AtomicBool,
     read_timeout: Mutex<Option<Duration>>,
     write_timeout: Mutex<Option<Duration>>,
+    is_read_closed: AtomicBool,
+    is_write_closed: AtomicBool,
     claim: Option<Arc<PortClaim>>,
 }
 
@@ -94,6 +96,7 @@ impl UdpSocket {
     }
 
     fn bind_one(net: &Net, address: SocketAddr, options: UdpOptions) -> io::Result<Self> {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         let (id, claim) = net.with(|ops| ops.udp_bind(address, options))?;
         Ok(Self::new(net, id, claim))
     }
@@ -105,6 +108,8 @@ impl UdpSocket {
             nonblocking: AtomicBool::new(false),
             read_timeout: Mutex::new(None),
             write_timeout: Mutex::new(None),
+            is_read_closed: AtomicBool::new(false),
+            is_write_closed: AtomicBool::new(false),
             claim,
         };
         Self { inner: Arc::new(inner) }
@@ -181,6 +186,21 @@ impl UdpSocket {
     /// [`io::ErrorKind::AddrInUse`] when another socket has taken the address.
     pub fn disconnect(&self) -> io::Result<()> {
         self.inner.net.with(|ops| ops.udp_connect(self.inner.id, None))
+    }
+
+    /// Closes directions of the socket, and wakes the threads that wait. Then a receiving call
+    /// that finds no datagram returns [`io::ErrorKind::UnexpectedEof`], and a sending call
+    /// [`io::ErrorKind::BrokenPipe`]. What arrives all the same is received. Exchanges and
+    /// readers of the socket go on.
+    pub fn shutdown(&self, how: Shutdown) {
+        let inner = &*self.inner;
+        inner.is_read_closed.fetch_or(how != Shutdown::Write, Ordering::Relaxed);
+        inner.is_write_closed.fetch_or(how != Shutdown::Read, Ordering::Relaxed);
+        let id = SocketId::Udp(inner.id);
+        inner.net.with(|ops| {
+            ops.closed_sockets().insert(id, how);
+            ops.notify(id);
+        });
     }
 
     /// Receives as many datagrams as have arrived, at least one, each into one of `buffers`.
@@ -347,15 +367,23 @@ impl UdpSocket {
 
     fn wait_readable<R>(
         &self,
-        ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
+        mut ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
-        self.inner.net.wait_until(&[SocketId::Udp(self.inner.id)], self.read_deadline(), ready)
+        let end = || {
+            let is_closed = self.inner.is_read_closed.load(Ordering::Relaxed);
+            is_closed.then(|| Err(io::ErrorKind::UnexpectedEof.into()))
+        };
+        let ids = [SocketId::Udp(self.inner.id)];
+        self.inner.net.wait_until(&ids, self.read_deadline(), |ops| ready(ops).or_else(end))
     }
 
     fn wait_writable<R>(
         &self,
         ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
+        if self.inner.is_write_closed.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         let deadline =
             Deadline::of_call(&self.inner.nonblocking, timeout(&self.inner.write_timeout));
         self.inner.net.wait_until(&[SocketId::Udp(self.inner.id)], deadline, ready)
@@ -386,7 +414,10 @@ impl std::fmt::Debug for UdpSocket {
 impl Drop for UdpInner {
     fn drop(&mut self) {
         let (id, claim) = (self.id, self.claim.take());
-        self.net.with(|ops| ops.udp_close(id, claim));
+        self.net.with(|ops| {
+            ops.udp_close(id, claim);
+            ops.closed_sockets().forget(SocketId::Udp(id));
+        });
     }
 }
 

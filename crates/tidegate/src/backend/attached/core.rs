@@ -11,6 +11,7 @@ use super::attachments::Attachments;
 use super::kernel_sockets::KernelSockets;
 use super::shards::Shards;
 use super::socket_number::{listener_id, socket_number, stream_id, udp_id};
+use crate::types::closed_sockets::ClosedSockets;
 use crate::types::exchange::ExchangeBuffers;
 use crate::types::poll_sets::PollSets;
 use crate::types::readiness::Readiness;
@@ -27,6 +28,7 @@ pub(crate) struct AttachedCore {
     pub(super) waiters: Waiters,
     pub(super) poll_sets: PollSets,
     pub(super) tasks: Tasks,
+    pub(super) closed_sockets: ClosedSockets,
     pub(super) idle: IdleGovernor,
     /// Buffers of exchanges; present after the first exchange.
     pub(super) exchange_buffers: Option<ExchangeBuffers>,
@@ -62,6 +64,7 @@ impl AttachedCore {
             waiters: Waiters::default(),
             poll_sets: PollSets::default(),
             tasks: Tasks::default(),
+            closed_sockets: ClosedSockets::default(),
             idle: new_idle(0),
             exchange_buffers: None,
             has_daemon_exited: false,
@@ -92,11 +95,16 @@ impl AttachedCore {
                 SocketType::Stream => SocketId::Stream(stream_id(changed)),
                 SocketType::Listener => SocketId::Listener(listener_id(changed)?),
             };
-            self.waiters.wake(id);
-            self.poll_sets.on_event(id, &self.waiters);
-            self.tasks.wake_both(id);
+            self.wake(id);
         }
         Ok(())
+    }
+
+    /// Wakes the threads and tasks that wait for a socket, alone or in a set.
+    pub(super) fn wake(&mut self, id: SocketId) {
+        self.waiters.wake(id);
+        self.poll_sets.on_event(id, &self.waiters);
+        self.tasks.wake_both(id);
     }
 
     /// Finishes a sleep on the wake descriptor.
@@ -124,7 +132,9 @@ impl AttachedCore {
         let Some(number) = socket_number(id) else { return Readiness::default() };
         let first = self.attachments.readiness(self.shards.first(number));
         let others = self.shards.others(number);
-        others.iter().fold(first, |found, &other| found.union(self.attachments.readiness(other)))
+        let add = |found: Readiness, &other: &u64| found.union(self.attachments.readiness(other));
+        let found = others.iter().fold(first, add);
+        self.closed_sockets.apply(id, found)
     }
 
     /// Like [`Attachment::reserve_port`]. With several attachments the socket is kept until the

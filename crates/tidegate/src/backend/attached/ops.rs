@@ -15,6 +15,7 @@ use super::attachments::Attachments;
 use super::core::{AttachedCore, daemon_exited};
 use super::shards::ShardRank;
 use super::socket_number::{listener_id, stream_id, udp_id};
+use crate::types::closed_sockets::ClosedSockets;
 use crate::types::datagram::DatagramMeta;
 use crate::types::errors::{OpError, OpResult, unless_blocked};
 use crate::types::poll_sets::PollSets;
@@ -146,6 +147,14 @@ impl SocketOps for AttachedCore {
 
     fn tasks(&mut self) -> &mut Tasks {
         &mut self.tasks
+    }
+
+    fn closed_sockets(&mut self) -> &mut ClosedSockets {
+        &mut self.closed_sockets
+    }
+
+    fn notify(&mut self, id: SocketId) {
+        self.wake(id);
     }
 
     fn failure(&self) -> Option<io::Error> {

@@ -11,6 +11,7 @@ use tidegate_stack::{Event, OwnAddresses, UdpId};
 
 use super::reader_groups::ReaderGroups;
 use super::recent_wait::RecentWait;
+use crate::types::closed_sockets::ClosedSockets;
 use crate::types::poll_sets::PollSets;
 use crate::types::socket_id::SocketId;
 use crate::types::tasks::Tasks;
@@ -45,6 +46,8 @@ pub(crate) struct EmbeddedCore {
     pub(crate) poll_sets: PollSets,
     /// Tasks of an executor that wait for sockets.
     pub(crate) tasks: Tasks,
+    /// Sockets that the application has closed while it still has them.
+    pub(crate) closed_sockets: ClosedSockets,
     /// Sockets with several readers.
     pub(crate) reader_groups: ReaderGroups,
     /// Ports claimed from the kernel, when the stack shares the kernel's addresses.
@@ -67,6 +70,7 @@ impl EmbeddedCore {
             paused_sleeper: None,
             poll_sets: PollSets::default(),
             tasks: Tasks::default(),
+            closed_sockets: ClosedSockets::default(),
             reader_groups: ReaderGroups::new(None),
             claims,
             deferred_calls: 0,

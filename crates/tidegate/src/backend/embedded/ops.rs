@@ -11,6 +11,7 @@ use tidegate_stack::{
 };
 
 use super::core::EmbeddedCore;
+use crate::types::closed_sockets::ClosedSockets;
 use crate::types::datagram::DatagramMeta;
 use crate::types::errors::{OpError, OpResult};
 use crate::types::poll_sets::PollSets;
@@ -58,24 +59,35 @@ impl SocketOps for EmbeddedCore {
         &mut self.tasks
     }
 
+    fn closed_sockets(&mut self) -> &mut ClosedSockets {
+        &mut self.closed_sockets
+    }
+
+    fn notify(&mut self, id: SocketId) {
+        self.waiters.wake(id);
+        self.poll_sets.on_event(id, &self.waiters);
+        self.tasks.wake_both(id);
+    }
+
     fn failure(&self) -> Option<io::Error> {
         self.failure.as_ref().map(|failure| io::Error::new(failure.kind(), failure.to_string()))
     }
 
     fn readiness(&mut self, id: SocketId) -> Readiness {
-        let Self { poll_sets, engine, .. } = self;
+        let Self { poll_sets, engine, closed_sockets, .. } = self;
+        let mut of = |id| closed_sockets.apply(id, Readiness::of(engine.stack(), id));
         match id {
-            SocketId::Poll(set) => Readiness {
-                readable: poll_sets.has_ready(set, &mut |id| Readiness::of(engine.stack(), id)),
-                ..Readiness::default()
-            },
-            _ => Readiness::of(engine.stack(), id),
+            SocketId::Poll(set) => {
+                Readiness { readable: poll_sets.has_ready(set, &mut of), ..Readiness::default() }
+            }
+            _ => of(id),
         }
     }
 
     fn collect_ready(&mut self, set: PollSetId, limit: usize, report: &mut dyn FnMut(Ready)) {
-        let Self { poll_sets, engine, .. } = self;
-        poll_sets.collect_ready(set, &mut |id| Readiness::of(engine.stack(), id), limit, report);
+        let Self { poll_sets, engine, closed_sockets, .. } = self;
+        let mut of = |id| closed_sockets.apply(id, Readiness::of(engine.stack(), id));
+        poll_sets.collect_ready(set, &mut of, limit, report);
     }
 
     fn has_address(&mut self, address: IpAddr) -> bool {
