@@ -126,17 +126,21 @@ impl Attachment {
         }
     }
 
-    /// Shuts down reading, writing or both.
+    /// Shuts down reading, writing or both. Ends an attempt to connect.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] if the connection is not established.
+    /// [`io::ErrorKind::NotConnected`] if the connection has ended.
     pub fn shutdown(&mut self, handle: Handle, how: Shutdown) -> io::Result<()> {
         let socket = self.socket(handle)?;
-        if !matches!(socket.status().state, SocketState::Connecting | SocketState::Connected) {
-            return Err(io::ErrorKind::NotConnected.into());
+        match socket.status().state {
+            // The daemon ends the attempt, and reports the error.
+            SocketState::Connecting => {}
+            SocketState::Connected => {
+                socket.is_read_shut_down |= how != Shutdown::Write;
+                socket.is_write_shut_down |= how != Shutdown::Read;
+            }
+            _ => return Err(io::ErrorKind::NotConnected.into()),
         }
-        socket.is_read_shut_down |= how != Shutdown::Write;
-        socket.is_write_shut_down |= how != Shutdown::Read;
         self.send_command(Command::Shutdown { socket: handle, how })
     }
 

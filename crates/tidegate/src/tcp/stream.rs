@@ -225,7 +225,8 @@ impl TcpStream {
         self.wait_for_op(&self.inner.write_timeout, |ops| send_buffers(ops, id, data))
     }
 
-    /// Shuts down reading, writing or both.
+    /// Shuts down reading, writing or both. Ends an attempt to connect with
+    /// [`io::ErrorKind::ConnectionReset`].
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`].
