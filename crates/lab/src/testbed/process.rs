@@ -103,15 +103,24 @@ impl ServerProcess {
     pub fn wait_until(&mut self, mut is_ready: impl FnMut() -> bool) -> Result<(), LabError> {
         let start = Instant::now();
         while start.elapsed() < START_TIMEOUT {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(self.failed(&format!("the process exited ({status})")));
-            }
+            self.check_running()?;
             if is_ready() {
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(20));
         }
         Err(self.failed("not ready within 60 s"))
+    }
+
+    /// Checks that the process has not ended by itself.
+    ///
+    /// # Errors
+    /// If it has.
+    pub fn check_running(&mut self) -> Result<(), LabError> {
+        match self.child.try_wait() {
+            Ok(Some(status)) => Err(self.failed(&format!("the process exited ({status})"))),
+            _ => Ok(()),
+        }
     }
 
     fn failed(&self, detail: &str) -> LabError {
@@ -184,6 +193,14 @@ mod tests {
     #[test]
     fn early_exit_is_an_error() {
         assert!(shell("exit 3").wait_for_first_line().unwrap_err().to_string().contains("shell"));
+        let mut ended = shell("read line");
+        let error = loop {
+            if let Err(error) = ended.check_running() {
+                break error;
+            }
+        };
+        assert!(error.to_string().contains("the process exited"), "{error}");
+        assert!(shell("sleep 100").check_running().is_ok());
         let error = shell("exit 3").wait_until(|| false).unwrap_err().to_string();
         assert!(error.contains("the process exited"), "{error}");
         let missing = ServerProcess::start("x", &mut Command::new("/no/such/program"));

@@ -195,13 +195,19 @@ impl Zone {
     }
 }
 
+/// Process under flood; ended on drop.
+enum RunningServer {
+    Service(ServerProcess),
+    Dns(Server),
+}
+
 /// A running server, and the flood prepared for it.
 pub(crate) struct FloodedServer {
     // Dropped first: a flooded server may not receive the request to stop.
     pub(crate) flood: Flood,
     pub(crate) meter: GoodputMeter,
     pub(crate) target: SocketAddr,
-    _server: Box<dyn std::any::Any>,
+    server: RunningServer,
     _folder: TempDir,
     _busy_poll: Vec<SysctlOverride>,
 }
@@ -240,10 +246,24 @@ impl FloodedServer {
             flood,
             meter: GoodputMeter::TransmittedFrames,
             target,
-            _server: Box::new(server),
+            server: RunningServer::Dns(server),
             _folder: folder,
             _busy_poll: busy_poll,
         })
+    }
+}
+
+impl FloodedServer {
+    /// Checks that the server has not ended by itself: its goodput would be 0 for no reason of its
+    /// stack.
+    ///
+    /// # Errors
+    /// If it has.
+    pub(crate) fn check_running(&mut self) -> Result<(), LabError> {
+        match &mut self.server {
+            RunningServer::Service(process) => process.check_running(),
+            RunningServer::Dns(server) => server.check_running(),
+        }
     }
 }
 
@@ -312,8 +332,8 @@ impl EchoService<'_> {
         let receive_work = self.transport.receive_work();
         let flood = testbed.flood(self.flood_source, target, payloads, receive_work)?;
         let meter = GoodputMeter::CounterFile(counters);
-        let _server = Box::new(process);
-        Ok(FloodedServer { flood, meter, target, _server, _folder: folder, _busy_poll: Vec::new() })
+        let server = RunningServer::Service(process);
+        Ok(FloodedServer { flood, meter, target, server, _folder: folder, _busy_poll: Vec::new() })
     }
 
     fn command(

@@ -283,6 +283,7 @@ fn sweep_loads(
         let FloodedServer { flood, meter, .. } = &mut server;
         let run = testbed.measure(flood, meter, step.requested_pps, settling, measuring)?;
         step.runs.push(run);
+        server.check_running()?;
     }
     Ok(())
 }

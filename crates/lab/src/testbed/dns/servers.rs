@@ -170,6 +170,14 @@ impl Server {
         Ok(server)
     }
 
+    /// Checks that the server has not ended by itself.
+    ///
+    /// # Errors
+    /// If it has.
+    pub(crate) fn check_running(&mut self) -> Result<(), LabError> {
+        self.process.check_running()
+    }
+
     /// Process id.
     pub fn pid(&self) -> u32 {
         self.process.pid()

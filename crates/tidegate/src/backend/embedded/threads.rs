@@ -177,11 +177,12 @@ impl Control {
     }
 
     /// Mode `napi`: rounds at interrupt priority. Remaining work continues at application
-    /// priority, as in the kernel's `ksoftirqd`.
+    /// priority, as in the kernel's `ksoftirqd`. A process that has given up its capabilities
+    /// meanwhile stays there.
     fn napi(&self, shared: &EmbeddedStack) -> io::Result<()> {
+        let mut is_low_priority = false;
         while !self.is_stopping() {
             self.wait_for_work(shared)?;
-            let mut is_low_priority = false;
             shared.lock().engine.on_interrupt();
             while !self.is_stopping() {
                 let mut core = shared.lock();
@@ -201,7 +202,10 @@ impl Control {
                 }
             }
             if is_low_priority {
-                Priority::Interrupt.apply()?;
+                is_low_priority = match Priority::Interrupt.apply() {
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => true,
+                    applied => applied.map(|()| false)?,
+                };
             }
         }
         Ok(())

@@ -100,14 +100,15 @@ fn measure(
         flood_source: FloodSource::OneHost,
     };
     let mut server = service.start(testbed, limit)?;
-    let flood = &mut server.flood;
     for (level_pps, measurements) in LEVELS_PPS.into_iter().zip(&mut level_results.measurements) {
         let mut try_once = || {
+            let flood = &mut server.flood;
             flood.set_rate(Some(level_pps))?;
             std::thread::sleep(settle_time);
             let flow_meter = second_interface.measure_flow();
             let load =
                 testbed.measure(flood, &server.meter, Some(level_pps), Duration::ZERO, time)?;
+            server.check_running()?;
             let flow_mbps = flow_meter.mbps();
             let ping = second_interface.ping(time)?;
             Ok::<_, LabError>(LevelMeasurement { level_pps, flow_mbps, ping, load })
