@@ -14,9 +14,11 @@ use crate::netlink::NetdevSocket;
 
 /// Minimum frames of a productive short poll, which justifies longer polls.
 const PRODUCTIVE_FRAMES: usize = 16;
-/// Maximum number of consecutive productive short polls required before a longer poll is
-/// tried again after an unproductive longer poll.
+/// Maximum number of consecutive productive polls required before a longer poll is tried again
+/// after an unproductive longer poll.
 const MAX_PRODUCTIVE_POLLS: u32 = 64;
+/// Frames of a medium poll that is productive: one each microsecond.
+const STEADY_FRAMES: usize = PollTime::Medium.us() as usize;
 /// Frames in full bursts, beyond those of the last poll, from which a softirq is assumed to
 /// feed the socket.
 const SOFTIRQ_FRAMES: usize = 256;
@@ -33,7 +35,7 @@ enum PollTime {
     Short,
     /// Steady traffic.
     Medium,
-    /// Arrivals exceed what is received: queued frames are late already.
+    /// The queue is refilled faster than it is emptied.
     Long,
 }
 
@@ -60,15 +62,43 @@ pub struct NapiPoller {
 #[derive(Debug)]
 struct PollPacer {
     next: PollTime,
-    /// Consecutive productive short polls, and the number required to poll for longer.
-    productive_polls: u32,
-    productive_polls_needed: u32,
+    /// Change from short to medium polls, and from medium to long ones.
+    to_medium: Lengthening,
+    to_long: Lengthening,
+    /// Frames in 16 microseconds that the driver delivers while its queue has some, about: the
+    /// most of any longer poll, which fades.
+    full_rate: usize,
     /// Frames that the last poll delivered and that were not received yet.
     unread_frames: usize,
     /// Frames received in full bursts since the last poll, beyond the frames of that poll.
     softirq_frames: usize,
     /// Value of `softirq_frames` from which a poll is due.
     softirq_limit: usize,
+}
+
+/// Consecutive productive polls after which polls become longer.
+#[derive(Debug)]
+struct Lengthening {
+    productive: u32,
+    needed: u32,
+}
+
+impl Lengthening {
+    fn new() -> Self {
+        Self { productive: 0, needed: 1 }
+    }
+
+    /// Counts a poll. Returns true if the next one may be longer.
+    fn count(&mut self, is_productive: bool) -> bool {
+        self.productive = if is_productive { self.productive + 1 } else { 0 };
+        self.productive >= self.needed
+    }
+
+    /// Records the result of a longer poll.
+    fn record(&mut self, was_productive: bool) {
+        let needed = if was_productive { 1 } else { 2 * self.needed };
+        *self = Self { productive: 0, needed: needed.min(MAX_PRODUCTIVE_POLLS) };
+    }
 }
 
 impl NapiPoller {
@@ -135,8 +165,9 @@ impl PollPacer {
         let (next, softirq_limit) = (PollTime::Short, SOFTIRQ_FRAMES);
         Self {
             next,
-            productive_polls: 0,
-            productive_polls_needed: 1,
+            to_medium: Lengthening::new(),
+            to_long: Lengthening::new(),
+            full_rate: 0,
             unread_frames: 0,
             softirq_frames: 0,
             softirq_limit,
@@ -153,30 +184,39 @@ impl PollPacer {
     ///
     /// Many frames may be all that was pending: replies of peers that send the next request
     /// only after a reply. A longer poll then wastes time, and is tried less often.
+    ///
+    /// A long poll pays only while the queue never runs empty. Else it waits for frames that
+    /// arrive more slowly than it takes them, and the queue overflows while they are served: at a
+    /// load just above what the application can serve.
     fn next_poll_time(&mut self, received: usize) -> PollTime {
-        if self.next == PollTime::Short {
-            self.productive_polls =
-                if received >= PRODUCTIVE_FRAMES { self.productive_polls + 1 } else { 0 };
-            return if received >= PollTime::Medium.us() as usize {
-                PollTime::Long
-            } else if self.productive_polls >= self.productive_polls_needed {
-                PollTime::Medium
-            } else {
-                PollTime::Short
-            };
+        use PollTime::{Long, Medium, Short};
+        if self.next == Short {
+            let may_lengthen = self.to_medium.count(received >= PRODUCTIVE_FRAMES);
+            return if may_lengthen { Medium } else { Short };
         }
-        self.productive_polls = 0;
-        if received >= self.next.us() as usize {
-            // A frame each microsecond, or more: the queue never ran empty.
-            self.productive_polls_needed = 1;
-            PollTime::Long
-        } else if received >= PollTime::Medium.us() as usize {
-            PollTime::Medium
-        } else {
-            self.productive_polls_needed =
-                (2 * self.productive_polls_needed).min(MAX_PRODUCTIVE_POLLS);
-            PollTime::Short
+        let never_ran_empty = self.learn_rate(received);
+        let is_steady = received >= STEADY_FRAMES;
+        self.to_medium.record(is_steady);
+        let is_long = match self.next {
+            Long => {
+                self.to_long.record(never_ran_empty);
+                never_ran_empty
+            }
+            _ => self.to_long.count(is_steady && never_ran_empty),
+        };
+        match (is_long, is_steady) {
+            (true, _) => Long,
+            (false, true) => Medium,
+            (false, false) => Short,
         }
+    }
+
+    /// Learns the rate of a full queue from a longer poll. Returns true if the queue never ran
+    /// empty in it, about.
+    fn learn_rate(&mut self, received: usize) -> bool {
+        let rate = received * 16 / self.next.us() as usize;
+        self.full_rate = rate.max(self.full_rate - self.full_rate.div_ceil(64));
+        received > 0 && 4 * rate >= 3 * self.full_rate
     }
 
     fn is_due(&mut self, frames: usize, quota: usize) -> bool {
@@ -227,23 +267,44 @@ mod tests {
         assert_eq!(due(&mut pacer, 100, 5), [52], "counts frames, not bursts");
     }
 
+    /// Poll times after polls that receive these numbers of frames.
+    fn poll_times(pacer: &mut PollPacer, received: &[usize]) -> Vec<PollTime> {
+        let poll = |&frames: &usize| {
+            pacer.on_poll(7, 7 + frames);
+            pacer.next
+        };
+        received.iter().map(poll).collect()
+    }
+
     #[test]
     fn polls_longer_while_the_queue_never_runs_empty() {
         use PollTime::{Long, Medium, Short};
         let mut pacer = PollPacer::new();
-        for (received, next) in [
-            (PRODUCTIVE_FRAMES - 1, Short),
-            (PRODUCTIVE_FRAMES, Medium),
-            (60, Long),
-            (250, Long),
-            (249, Medium),
-            (400, Long),
-            (0, Short),
-            (60, Long),
-        ] {
-            pacer.on_poll(7, 7 + received);
-            assert_eq!(pacer.next, next, "{received}");
+        let received = [PRODUCTIVE_FRAMES - 1, PRODUCTIVE_FRAMES, 240, 1_000, 900, 700];
+        let expected = [Short, Medium, Long, Long, Long, Medium];
+        assert_eq!(poll_times(&mut pacer, &received), expected, "700 in 250 us: it ran empty");
+        assert_eq!(poll_times(&mut pacer, &[59, 16]), [Short, Short], "less than one each us");
+    }
+
+    /// A load just above what the application can serve: each poll finds a full queue of 256
+    /// frames, and one further frame each microsecond.
+    #[test]
+    fn long_polls_become_rare_while_frames_arrive_more_slowly_than_they_are_taken() {
+        let mut pacer = PollPacer::new();
+        poll_times(&mut pacer, &[PRODUCTIVE_FRAMES]);
+        let mut long = 0;
+        for _ in 0..1_000 {
+            long += usize::from(pacer.next == PollTime::Long);
+            let received = 256 + pacer.next.us() as usize;
+            poll_times(&mut pacer, &[received]);
+            assert_ne!(pacer.next, PollTime::Short);
         }
+        assert!(long < 25, "{long} of 1,000");
+        for _ in 0..=MAX_PRODUCTIVE_POLLS {
+            let received = 5 * pacer.next.us() as usize;
+            poll_times(&mut pacer, &[received]);
+        }
+        assert_eq!(pacer.next, PollTime::Long, "the queue is refilled faster than it is emptied");
     }
 
     #[test]
@@ -262,7 +323,8 @@ mod tests {
         assert_eq!(pacer.next, PollTime::Medium);
         pacer.on_poll(0, 60);
         pacer.on_poll(0, 0);
-        (0..2).for_each(|_| pacer.on_poll(0, PRODUCTIVE_FRAMES));
+        pacer.on_poll(0, PRODUCTIVE_FRAMES);
+        pacer.on_poll(0, PRODUCTIVE_FRAMES);
         assert_eq!(
             pacer.next,
             PollTime::Medium,
