@@ -15,19 +15,6 @@ use crate::testbed::tcp::{
 
 /// Tidegate on AF_PACKET, where a NAPI thread merges segments.
 const TIDEGATE_PACKET: ServerKind = ServerKind::TidegatePacket(ReceiveWork::Thread);
-/// Ways of the kernel among which its best is. `io_uring` serves echo only.
-const KERNEL: [ServerKind; 6] = {
-    use KernelProgram::{Epoll, Spin};
-    use ReceiveWork::{BusyPoll, Softirq, Steered, Suspended, Thread};
-    [
-        ServerKind::Kernel(Epoll, Softirq),
-        ServerKind::Kernel(Epoll, Steered),
-        ServerKind::Kernel(Epoll, Thread),
-        ServerKind::Kernel(Spin, Thread),
-        ServerKind::Kernel(Epoll, BusyPoll),
-        ServerKind::Kernel(Epoll, Suspended),
-    ]
-};
 /// Length of a measurement in the first pass, in seconds, if others are not shorter.
 const FIRST_PASS_SECONDS: f64 = 0.5;
 const STREAM_COUNTS: [usize; 2] = [1, 16];
@@ -218,6 +205,12 @@ struct CaseResults {
     rows: Vec<Row>,
 }
 
+/// Ways of the kernel among which its best is: the server with `io_uring` serves echo only.
+fn kernel_servers() -> Vec<ServerKind> {
+    let is_uring = |kind: &ServerKind| matches!(kind, ServerKind::Kernel(KernelProgram::Uring, _));
+    ServerKind::KERNEL.into_iter().filter(|kind| !is_uring(kind)).collect()
+}
+
 /// Measures transfers into a server and out of a server: with frames as on a physical link, and
 /// with segments that are not segmented.
 ///
@@ -232,14 +225,15 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
         Ok::<_, LabError>(run)
     };
     let mut results = Vec::new();
-    let first_pass = Progress::of_part("first pass", Case::all().len() * KERNEL.len());
+    let kernel = kernel_servers();
+    let first_pass = Progress::of_part("first pass", Case::all().len() * kernel.len());
     for case in Case::all() {
         let seconds = (config.seconds / 4.0).clamp(0.25, FIRST_PASS_SECONDS);
         let rate = |server_kind| {
             measure(&first_pass, case, server_kind, seconds, "first pass")
                 .map(|run| case.gbps(&run))
         };
-        let ways = FirstPass::measure(Goal::Highest, &KERNEL, ServerKind::name, rate)?;
+        let ways = FirstPass::measure(Goal::Highest, &kernel, ServerKind::name, rate)?;
         let server_kinds = [ways.best()].into_iter().chain(case.wire.own_servers().to_vec());
         let row = |server_kind| Row { server_kind, runs: Vec::new() };
         let rows = server_kinds.map(row).collect();
