@@ -37,6 +37,7 @@ pub(crate) use gro::GroMaxSizes;
 pub use monitor::{Change, Monitor};
 #[cfg(any(feature = "packet", feature = "xdp"))]
 pub use netdev::set_irq_suspend_timeout;
+#[cfg(any(feature = "packet", feature = "xdp"))]
 pub(crate) use netdev::{NapiSettings, NetdevSocket};
 pub(crate) use socket::Socket;
 
