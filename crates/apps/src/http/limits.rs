@@ -36,6 +36,9 @@ pub struct HttpLimits {
     pub idle_timeout: Duration,
 }
 
+/// Time by which TCP waits longer than the server.
+const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(1);
+
 impl Default for HttpLimits {
     fn default() -> Self {
         Self {
@@ -57,7 +60,7 @@ impl HttpLimits {
             .no_delay(true)
             .send_buffer_bytes(MIN_SEND_BUFFER_BYTES)
             .receive_buffer_bytes(RECEIVE_BUFFER_BYTES)
-            .user_timeout_ms(self.write_timeout_ms())
+            .user_timeout_ms(self.user_timeout_ms())
     }
 
     /// Limit for TCP's buffers of all connections together, in bytes. TCP becomes sparing in the
@@ -71,8 +74,10 @@ impl HttpLimits {
         Self { max_connections: self.max_connections.min(max_connections), ..self }
     }
 
-    /// Write time-out in milliseconds.
-    pub(super) fn write_timeout_ms(&self) -> u32 {
-        u32::try_from(self.write_timeout.as_millis()).unwrap_or(u32::MAX)
+    /// Time in milliseconds after which TCP ends a connection whose peer takes nothing: longer than
+    /// the server itself waits, which counts its time-outs.
+    pub(super) fn user_timeout_ms(&self) -> u32 {
+        let timeout = self.write_timeout + USER_TIMEOUT_MARGIN;
+        u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX)
     }
 }

@@ -100,7 +100,7 @@ impl HttpListener for tokio::net::TcpListener {
             let (stream, peer) = accepted?;
             stream.set_nodelay(true)?;
             SockRef::from(&stream).set_tcp_notsent_lowat(KERNEL_UNSENT_BYTES)?;
-            set_tcp_user_timeout(&stream, limits.write_timeout_ms())?;
+            set_tcp_user_timeout(&stream, limits.user_timeout_ms())?;
             Ok((stream, peer))
         })
     }

@@ -281,7 +281,8 @@ fn conclude_conservation(cells: &[ConserveCell], result: &mut Experiment) {
 fn figure_prefix(transport: Transport) -> String {
     match transport.name() {
         DEFAULT_MODE => String::new(),
-        name => format!("{}_", name.replace('+', "_")),
+        _ if transport == Transport::kernel() => "kernel_".to_owned(),
+        name => format!("{}_", name.replace(['+', '-'], "_")),
     }
 }
 
