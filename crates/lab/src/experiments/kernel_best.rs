@@ -4,6 +4,9 @@
 use crate::error::LabError;
 use crate::report::experiment::KernelRows;
 
+/// Length of a measurement in the first pass, in seconds, if others are not shorter.
+pub(crate) const FIRST_PASS_SECONDS: f64 = 0.5;
+
 /// Order of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Goal {
@@ -20,6 +23,11 @@ pub(crate) struct FirstPass<W> {
 }
 
 impl<W: Copy + PartialEq> FirstPass<W> {
+    /// Ways with their names and figures, which were measured together.
+    pub(crate) fn new(goal: Goal, ways: impl IntoIterator<Item = (W, String, f64)>) -> Self {
+        Self { goal, ways: ways.into_iter().collect() }
+    }
+
     /// Measures each of `ways`, which has this name, once.
     ///
     /// # Errors
@@ -63,6 +71,19 @@ impl<W: Copy + PartialEq> FirstPass<W> {
     }
 }
 
+/// The best ways of several first passes, each once.
+pub(crate) fn distinct_best<'a, W: Copy + PartialEq + 'a>(
+    first_passes: impl IntoIterator<Item = &'a FirstPass<W>>,
+) -> Vec<W> {
+    let mut ways = Vec::new();
+    for way in first_passes.into_iter().map(FirstPass::best) {
+        if !ways.contains(&way) {
+            ways.push(way);
+        }
+    }
+    ways
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,6 +104,12 @@ mod tests {
     #[test]
     fn lower_latencies_are_better() {
         assert_eq!(first_pass(Goal::Lowest).best(), 2);
+    }
+
+    #[test]
+    fn distinct_best_ways_are_named_once() {
+        let passes = [Goal::Highest, Goal::Lowest, Goal::Highest].map(first_pass);
+        assert_eq!(distinct_best(&passes), [9, 2]);
     }
 
     #[test]

@@ -13,11 +13,12 @@ use tidegate_apps::ServeCounters;
 use tidegate_load::Addressing;
 
 use crate::error::LabError;
-use crate::testbed::cpu::{self, CoreTicks, CoreUsage};
+use crate::testbed::cpu::{CoreTicks, CoreUsage};
 use crate::testbed::load::arp_responder::ArpResponder;
 use crate::testbed::load::flood::{self, Flood};
 use crate::testbed::netns::{VethConfig, VethPair};
-use crate::testbed::receive_work::{POLL_INTERVAL_NS, ReceiveWork};
+use crate::testbed::receive_timer;
+use crate::testbed::receive_work::ReceiveWork;
 
 /// Kernel address for clients at the load generator's end of the link.
 pub(crate) const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);
@@ -30,12 +31,8 @@ pub(crate) const LOAD_MAC: [u8; 6] = [2, 0xf1, 0x00, 0xd0, 0, 1];
 const FLOW_COUNT: u16 = 64;
 const FIRST_SOURCE_PORT: u16 = 20_000;
 
-/// Sampling time to find the core on which the timer runs.
-const SOFTIRQ_SAMPLE_TIME: Duration = Duration::from_millis(20);
 /// Limit of the wait for the first frame of a flood.
 const FLOOD_TIMEOUT: Duration = Duration::from_secs(60);
-/// Attempts to place the timer on the server's core.
-const MAX_PLACEMENT_TRIES: usize = 20;
 
 /// The receiver of the packets for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,54 +191,14 @@ impl FloodTestbed {
         // new context may still have the thread of the previous one. The call fails without one.
         let _ = end.set_softirq_napi();
         match receive_work {
-            ReceiveWork::Timer => self.receive_by_timer(&frames[..1])?,
+            ReceiveWork::Timer => receive_timer::place(
+                (self.server_core, self.load_core),
+                |idle_polls, interval_ns| end.set_deferral(idle_polls, interval_ns),
+                || Flood::new(&self.pair.a, &frames[..1], self.server_core),
+            )?,
             work => work.place(end, self.server_core)?,
         }
         Flood::new(&self.pair.a, frames, self.load_core)
-    }
-
-    /// Makes a timer on the server's core poll the server's device. The timer stays on the core of
-    /// the first poll, which is the core that sent the first packet: the server's core sends
-    /// `probe_frames`, unless another core sent a packet before.
-    fn receive_by_timer(&self, probe_frames: &[Vec<u8>]) -> Result<(), LabError> {
-        let end = &self.pair.b;
-        for _ in 0..MAX_PLACEMENT_TRIES {
-            ReceiveWork::Timer.place(end, self.server_core)?;
-            let mut flood = Flood::new(&self.pair.a, probe_frames, self.server_core)?;
-            flood.set_rate(Some(10.0))?;
-            let began = Instant::now();
-            while flood.offered()? == 0 && began.elapsed() < Duration::from_secs(5) {
-                thread::sleep(Duration::from_millis(1));
-            }
-            drop(flood);
-            if self.server_core_receives()? {
-                return Ok(());
-            }
-            // Stops the timer; the next packet starts a new one.
-            end.set_deferral(0, 0)?;
-            thread::sleep(SOFTIRQ_SAMPLE_TIME);
-        }
-        Err(LabError::Config(format!(
-            "the receive work cannot be placed on core {}: other cores send too; stop other users of \
-             the network namespaces of this experiment",
-            self.server_core
-        )))
-    }
-
-    /// True if the timer runs on the server's core and not on a separate load core.
-    fn server_core_receives(&self) -> Result<bool, LabError> {
-        let read = || -> Result<(u64, u64), LabError> {
-            let received = cpu::receive_softirqs;
-            Ok((received(self.server_core)?, received(self.load_core)?))
-        };
-        let before = read()?;
-        thread::sleep(SOFTIRQ_SAMPLE_TIME);
-        let after = read()?;
-        // The threshold is a tenth of the timer's polls: high enough to exclude other softirqs,
-        // low enough for late timers, since an idle core has to wake up for each.
-        let min_softirqs = (SOFTIRQ_SAMPLE_TIME.as_nanos() as u64 / POLL_INTERVAL_NS) / 10;
-        let elsewhere = self.load_core != self.server_core && after.1 - before.1 >= min_softirqs;
-        Ok(after.0 - before.0 > min_softirqs && !elsewhere)
     }
 
     /// Offers a load and measures the result. A flood gets only the idle time of its core, so on a

@@ -16,6 +16,7 @@ pub mod netns;
 pub mod process;
 pub(crate) mod programs;
 pub mod raw_receiver;
+pub(crate) mod receive_timer;
 pub mod receive_work;
 pub(crate) mod stop;
 pub(crate) mod sys;

@@ -19,9 +19,12 @@ const SUSPENDED_FLUSH_NS: u64 = 20_000;
 const SUSPEND_TIMEOUT_NS: u64 = 20_000_000;
 /// Idle polls before the device enables its interrupt again. The interrupt would run on the
 /// sender's core, so the number is the maximum.
-const MAX_IDLE_POLLS: u32 = i32::MAX as u32;
+pub(crate) const MAX_IDLE_POLLS: u32 = i32::MAX as u32;
 /// The same of a server that sleeps: the interrupt has to wake it.
 const SUSPENDED_IDLE_POLLS: u32 = 100;
+
+/// Time that a wait of an unmodified program polls the device for, in microseconds.
+const PROGRAM_BUSY_POLL_US: &str = "200";
 
 /// Context that does the receive work of the server's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +84,16 @@ impl ReceiveWork {
         }
     }
 
+    /// Settings of the machine for unmodified programs that start while they are in force: with
+    /// [`ReceiveWork::BusyPoll`] their calls poll the device.
+    pub(crate) fn program_settings(self) -> Result<Vec<SysctlOverride>, LabError> {
+        let names: &[&str] = match self {
+            Self::BusyPoll => &["net/core/busy_poll", "net/core/busy_read"],
+            _ => &[],
+        };
+        names.iter().map(|name| SysctlOverride::set(name, PROGRAM_BUSY_POLL_US)).collect()
+    }
+
     /// True if it needs a NAPI context, which GRO gives to a veth.
     pub(crate) fn needs_napi(self) -> bool {
         !matches!(self, Self::Server | Self::Softirq | Self::Steered)
@@ -116,16 +129,4 @@ impl ReceiveWork {
             Self::Steered => end.set_rps(Some(core)),
         }
     }
-}
-
-/// Time that a wait of an unmodified program polls the device for, in microseconds.
-const PROGRAM_BUSY_POLL_US: &str = "200";
-
-/// Lets the calls of unmodified programs poll their devices: those that start while the settings
-/// are in force.
-pub(crate) fn program_busy_poll() -> Result<Vec<SysctlOverride>, LabError> {
-    ["net/core/busy_poll", "net/core/busy_read"]
-        .map(|name| SysctlOverride::set(name, PROGRAM_BUSY_POLL_US))
-        .into_iter()
-        .collect()
 }

@@ -19,7 +19,7 @@ use crate::testbed::folder;
 use crate::testbed::load::flood::{Flood, MAX_FRAMES};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
-use crate::testbed::receive_work::{ReceiveWork, program_busy_poll};
+use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::sysctl::SysctlOverride;
 
 /// Network stack of a service, with its mode.
@@ -233,10 +233,7 @@ impl FloodedServer {
         let zone = zone.ok_or_else(|| LabError::Config("no zone for the DNS server".into()))?;
         let folder = new_folder()?;
         testbed.prepare(test_case.receiver())?;
-        let busy_poll = match test_case.receive_work() {
-            ReceiveWork::BusyPoll => program_busy_poll()?,
-            _ => Vec::new(),
-        };
+        let busy_poll = test_case.receive_work().program_settings()?;
         let server = Server::start(kind, &zone.setup(folder.path(), testbed), &testbed.pair.b)?;
         let target = server.target;
         let payloads = (0..zone.queries.len()).map(|index| zone.queries.get(index).0);

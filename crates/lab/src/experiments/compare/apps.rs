@@ -7,7 +7,7 @@ use serde_json::json;
 use tidegate_load::{TcpLoadConfig, TcpLoadReport, load_tcp};
 
 use crate::error::LabError;
-use crate::experiments::kernel_best::{FirstPass, Goal};
+use crate::experiments::kernel_best::{FIRST_PASS_SECONDS, FirstPass, Goal, distinct_best};
 use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
 use crate::stats::median;
@@ -21,8 +21,6 @@ use crate::testbed::tcp::{TcpLabConfig, choose_cores};
 
 /// Concurrent connections of the load.
 const CONNECTIONS: u16 = 50;
-/// Length of a measurement in the first pass, in seconds, if others are not shorter.
-const FIRST_PASS_SECONDS: f64 = 0.5;
 /// Requests per second under a flood: few enough that the core that also sends the flood can
 /// generate them.
 pub(crate) const UNDER_FLOOD_RPS: f64 = 10_000.0;
@@ -106,20 +104,14 @@ impl Case {
         });
         let measured = measured.collect::<Result<Vec<_>, LabError>>()?;
         let first_pass = |rate: fn(&Row) -> f64| {
-            FirstPass::measure(
-                Goal::Highest,
-                &StackKind::kernel(),
-                |stack| stack.name().to_owned(),
-                |stack| Ok(measured.iter().find(|row| row.stack == stack).map_or(f64::NAN, rate)),
-            )
+            let ways =
+                measured.iter().map(|row| (row.stack, row.stack.name().to_owned(), rate(row)));
+            FirstPass::new(Goal::Highest, ways)
         };
-        let packaged = measured.iter().all(|row| !row.packaged_rps.is_empty());
-        let packaged_first_pass =
-            if packaged { Some(first_pass(Row::median_packaged_rps)?) } else { None };
-        let first_pass = first_pass(Row::median_rps)?;
-        let mut stacks = vec![first_pass.best()];
-        stacks.extend(packaged_first_pass.as_ref().map(FirstPass::best));
-        stacks.dedup();
+        let has_packaged = measured.iter().all(|row| !row.packaged_rps.is_empty());
+        let packaged_first_pass = has_packaged.then(|| first_pass(Row::median_packaged_rps));
+        let first_pass = first_pass(Row::median_rps);
+        let mut stacks = distinct_best([&first_pass].into_iter().chain(&packaged_first_pass));
         stacks.extend([StackKind::Embedded, StackKind::Attached]);
         let rows = stacks.into_iter().map(|stack| Row::new(application, stack)).collect();
         Ok(Self { application, first_pass, packaged_first_pass, rows })

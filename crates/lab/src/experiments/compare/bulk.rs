@@ -4,7 +4,7 @@ use serde_json::json;
 use tidegate_load::{Exchange, LinkKind, TcpLoadConfig};
 
 use crate::error::LabError;
-use crate::experiments::kernel_best::{FirstPass, Goal};
+use crate::experiments::kernel_best::{FIRST_PASS_SECONDS, FirstPass, Goal};
 use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
 use crate::stats::median;
@@ -15,8 +15,6 @@ use crate::testbed::tcp::{
 
 /// Tidegate on AF_PACKET, where a NAPI thread merges segments.
 const TIDEGATE_PACKET: ServerKind = ServerKind::TidegatePacket(ReceiveWork::Thread);
-/// Length of a measurement in the first pass, in seconds, if others are not shorter.
-const FIRST_PASS_SECONDS: f64 = 0.5;
 const STREAM_COUNTS: [usize; 2] = [1, 16];
 /// Bytes of one write.
 const WRITE_BYTES: usize = 64 << 10;

@@ -12,7 +12,7 @@ use serde_json::json;
 use tidegate_load::{LinkKind, TcpLoadConfig, load_tcp};
 
 use crate::error::LabError;
-use crate::experiments::kernel_best::{FirstPass, Goal};
+use crate::experiments::kernel_best::{FIRST_PASS_SECONDS, FirstPass, Goal, distinct_best};
 use crate::report::Progress;
 use crate::report::experiment::{Experiment, KernelRows};
 use crate::stats::{median, round_to_thousandths};
@@ -37,8 +37,6 @@ const CONNECTIONS: [usize; 3] = [1, 16, 64];
 const FIXED_RPS: f64 = 4_000.0;
 /// Connections of the open loop.
 const FIXED_RPS_CONNECTIONS: usize = 16;
-/// Length of a measurement in the first pass, in seconds, if others are not shorter.
-const FIRST_PASS_SECONDS: f64 = 0.5;
 /// Pause between two messages whose acknowledgement is timed.
 const ACK_PAUSE: Duration = Duration::from_micros(500);
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -121,23 +119,12 @@ impl Case {
         });
         let measured = measured.collect::<Result<Vec<_>, LabError>>()?;
         let first_pass = |index| {
-            FirstPass::measure(
-                Goal::Highest,
-                stacks,
-                |stack| stack.name().to_owned(),
-                |stack| {
-                    let row = measured.iter().find(|row| row.stack == stack);
-                    Ok(row.map_or(f64::NAN, |row| row.rate(index)))
-                },
-            )
+            let ways = measured.iter();
+            let ways = ways.map(|row| (row.stack, row.stack.name().to_owned(), row.rate(index)));
+            FirstPass::new(Goal::Highest, ways)
         };
-        let first_passes = (0..CONNECTIONS.len()).map(first_pass).collect::<Result<Vec<_>, _>>()?;
-        let mut stacks: Vec<StackKind> = Vec::new();
-        for best in first_passes.iter().map(FirstPass::best) {
-            if !stacks.contains(&best) {
-                stacks.push(best);
-            }
-        }
+        let first_passes: Vec<_> = (0..CONNECTIONS.len()).map(first_pass).collect();
+        let mut stacks = distinct_best(&first_passes);
         stacks.extend([StackKind::Embedded, StackKind::Attached]);
         let row = |stack| Row::new(application, stack, neighbours);
         Ok(Self { first_passes, rows: stacks.into_iter().map(row).collect() })

@@ -6,15 +6,13 @@ use serde_json::json;
 use tidegate_load::{LinkKind, TcpLoadConfig};
 
 use crate::error::LabError;
-use crate::experiments::kernel_best::{FirstPass, Goal};
+use crate::experiments::kernel_best::{FIRST_PASS_SECONDS, FirstPass, Goal, distinct_best};
 use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores};
 
-/// Length of a measurement in the first pass, in seconds, if others are not shorter.
-const FIRST_PASS_SECONDS: f64 = 0.5;
 /// Maximum number of ports of one source address that a load uses.
 const CONNECTIONS_PER_SOURCE: usize = 16_000;
 
@@ -256,14 +254,10 @@ fn measure(
         });
         let measured = measured.collect::<Result<Vec<_>, LabError>>()?;
         let first_pass = |&(goal, of): &(Goal, FigureOfRun)| {
-            FirstPass::measure(goal, &ServerKind::KERNEL, ServerKind::name, |wanted| {
-                let run = measured.iter().find(|(server_kind, _)| *server_kind == wanted);
-                Ok(run.map_or(f64::NAN, |(_, run)| of(run)))
-            })
+            FirstPass::new(goal, measured.iter().map(|(kind, run)| (*kind, kind.name(), of(run))))
         };
-        let first_passes = figures.iter().map(first_pass).collect::<Result<Vec<_>, _>>()?;
-        let mut server_kinds: Vec<ServerKind> = first_passes.iter().map(FirstPass::best).collect();
-        server_kinds.dedup();
+        let first_passes: Vec<_> = figures.iter().map(first_pass).collect();
+        let mut server_kinds = distinct_best(&first_passes);
         server_kinds.extend(own);
         let row = |server_kind| Row { server_kind, point, runs: Vec::new() };
         results.push(PointResults {

@@ -23,7 +23,7 @@ use crate::testbed::folder;
 use crate::testbed::load::{BpfClientConfig, load_tcp_with_bpf};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
-use crate::testbed::receive_work::{ReceiveWork, program_busy_poll};
+use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::sysctl::SysctlOverride;
 
 /// File name of the daemon's socket in its folder.
@@ -153,10 +153,7 @@ pub(crate) fn start_service(
     match stack {
         StackKind::Kernel(work) => {
             work.place(&testbed.pair.b, cores.daemon)?;
-            let busy_poll = match work {
-                ReceiveWork::BusyPoll => program_busy_poll()?,
-                _ => Vec::new(),
-            };
+            let busy_poll = work.program_settings()?;
             let (core, no_prefix) = (cores.application, |_: &mut Command| Ok(()));
             let service = start_application(testbed, application, core, KERNEL_ADDRESS, no_prefix)?;
             Ok(RunningService { _busy_poll: busy_poll, ..service })

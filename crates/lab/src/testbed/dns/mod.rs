@@ -22,7 +22,7 @@ use crate::testbed::dns::servers::{Server, ServerKind, Setup};
 use crate::testbed::dns::tools::{DnsTool, DnsToolRates, DnsToolRun};
 use crate::testbed::folder;
 use crate::testbed::netns::{VethConfig, VethPair};
-use crate::testbed::receive_work::{ReceiveWork, program_busy_poll};
+use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::sysctl::SysctlOverride;
 
 const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -211,9 +211,10 @@ impl DnsTestbed {
             let needs_gro = kind.is_on_kernel_sockets() && receive_work.needs_napi();
             end.ethtool(&["gro", if needs_gro { "on" } else { "off" }])?;
         }
-        let busy_poll = match receive_work {
-            ReceiveWork::BusyPoll if kind != ServerKind::TidegateKernel => program_busy_poll()?,
-            _ => Vec::new(),
+        // Tidegate's server has flags of its own for it.
+        let busy_poll = match kind {
+            ServerKind::TidegateKernel => Vec::new(),
+            _ => receive_work.program_settings()?,
         };
         let server = Server::start_with(kind, receive_work, &self.setup, end)?;
         match receive_work {

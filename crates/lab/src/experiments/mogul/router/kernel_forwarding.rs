@@ -1,27 +1,13 @@
 //! Linux's own forwarding in the router's namespace, with the receive work on the router's core.
 
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::testbed::{ROUTER_LEFT, ROUTER_RIGHT, RouterTestbed};
 use crate::error::LabError;
 use crate::testbed::cpu;
 use crate::testbed::load::flood::Flood;
 use crate::testbed::netns::run_to_end;
-
-/// Interval at which a timer polls the idle device, in nanoseconds: stands for the interrupt
-/// coalescing of a NIC.
-const POLL_INTERVAL_NS: &str = "20000";
-/// Polls without work before an interrupt is enabled: the maximum value. The interrupt of a veth
-/// would run on the sender's core.
-const MAX_DEFERRED_POLLS: &str = "2147483647";
-/// Sampling time to find the core on which the timer runs.
-const SAMPLE_TIME: Duration = Duration::from_millis(20);
-/// Receive softirqs in the sampling time that show the timer: a tenth of its polls.
-const MIN_SOFTIRQS: u64 = 100;
-/// Attempts to place the timer on the router's core.
-const MAX_PLACEMENT_TRIES: usize = 20;
+use crate::testbed::receive_timer;
 
 /// Mechanism that runs Linux's forwarding on the router's core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +68,11 @@ impl<'a> KernelForwarding<'a> {
         }
         forwarding.set_forwarding("1")?;
         match way {
-            KernelWay::Timer => forwarding.forward_by_timer(cores, || new_flood(cores.server))?,
+            KernelWay::Timer => receive_timer::place(
+                (cores.server, cores.load),
+                |idle_polls, interval_ns| forwarding.set_deferral(idle_polls, interval_ns),
+                || new_flood(cores.server),
+            )?,
             KernelWay::Thread => {
                 for (device, _) in forwarding.devices() {
                     hosts.router.write_device_file(device, "threaded", "1")?;
@@ -120,9 +110,9 @@ impl<'a> KernelForwarding<'a> {
         self.hosts.router.write_device_file(&self.hosts.left_device, file, value)
     }
 
-    fn set_deferral(&self, polls: &str, interval_ns: &str) -> Result<(), LabError> {
-        self.write_left("napi_defer_hard_irqs", polls)?;
-        self.write_left("gro_flush_timeout", interval_ns)
+    fn set_deferral(&self, idle_polls: u32, interval_ns: u64) -> Result<(), LabError> {
+        self.write_left("napi_defer_hard_irqs", &idle_polls.to_string())?;
+        self.write_left("gro_flush_timeout", &interval_ns.to_string())
     }
 
     fn set_gro(&self, device: &str, value: &str) -> Result<(), LabError> {
@@ -135,43 +125,6 @@ impl<'a> KernelForwarding<'a> {
         let mut command = self.hosts.router.command("sysctl");
         run_to_end(command.args(["-qw", &setting]), "procps").map(drop)
     }
-
-    /// Makes a timer on the router's core poll the left device. The timer stays on the core of the
-    /// first poll, which is the core that sent the first packet: the router's core sends that
-    /// packet, unless another core was faster.
-    fn forward_by_timer(
-        &self,
-        cores: Cores,
-        new_flood: impl Fn() -> Result<Flood, LabError>,
-    ) -> Result<(), LabError> {
-        for _ in 0..MAX_PLACEMENT_TRIES {
-            self.set_deferral(MAX_DEFERRED_POLLS, POLL_INTERVAL_NS)?;
-            let mut flood = new_flood()?;
-            flood.set_rate(Some(10.0))?;
-            let began = Instant::now();
-            while flood.offered()? == 0 && began.elapsed() < Duration::from_secs(5) {
-                thread::sleep(Duration::from_millis(1));
-            }
-            drop(flood);
-            let read = || -> Result<(u64, u64), LabError> {
-                Ok((cpu::receive_softirqs(cores.server)?, cpu::receive_softirqs(cores.load)?))
-            };
-            let before = read()?;
-            thread::sleep(SAMPLE_TIME);
-            let after = read()?;
-            if after.0 - before.0 > MIN_SOFTIRQS && after.1 - before.1 < MIN_SOFTIRQS {
-                return Ok(());
-            }
-            // Stops the timer; the next packet starts a new one.
-            self.set_deferral("0", "0")?;
-            thread::sleep(SAMPLE_TIME);
-        }
-        Err(LabError::Config(format!(
-            "the receive work cannot be placed on core {}: other cores send too; stop other users of \
-             the network namespaces of this experiment",
-            cores.server
-        )))
-    }
 }
 
 impl Drop for KernelForwarding<'_> {
@@ -180,7 +133,7 @@ impl Drop for KernelForwarding<'_> {
         // A setting that was never made is restored too; the namespace goes at the end anyway.
         let _ = self.set_forwarding("0");
         let _ = self.write_left("queues/rx-0/rps_cpus", "0");
-        let _ = self.set_deferral("0", "0");
+        let _ = self.set_deferral(0, 0);
         for (device, [address, _]) in self.devices() {
             let _ = router.write_device_file(device, "threaded", "0");
             let _ = self.set_gro(device, "off");
