@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{fails_with, is_root, laboratory, wait_until};
+use support::{fails_with, is_root, lab, laboratory, wait_until};
 
 /// A folder with the laboratory alone, as a link: the program finds its folder by its own path.
 fn laboratory_alone() -> tempfile::TempDir {
@@ -114,4 +114,12 @@ fn sigint_and_sigterm_leave_nothing_behind() {
         ends_without_a_trace(&["hostile", "--part", "left-behind", "--trials", "1000000"], signal);
         ends_without_a_trace(&["dns", "--servers", "tidegate-xdp", "--no-verify"], signal);
     }
+}
+
+// In a process of its own: other tests in the same process change its resident memory, too.
+#[test]
+fn memory_does_not_grow_in_a_soak_test() {
+    let result = lab(&["soak", "--seconds", "1", "--faults", "0.1"]);
+    let growth_bytes = result["figures"]["growth_bytes"].as_f64().unwrap();
+    assert!(growth_bytes < f64::from(16 << 20), "{result}");
 }
