@@ -175,6 +175,10 @@ impl<P: Device, W: Write + Send> Device for Capture<P, W> {
         outcome
     }
 
+    fn set_idle_polls(&mut self, allowed: bool) {
+        self.device.set_idle_polls(allowed);
+    }
+
     fn pause_receive(&mut self, wait_ns: u64) -> io::Result<()> {
         self.device.pause_receive(wait_ns)
     }

@@ -327,6 +327,10 @@ impl<P: Device> Device for FaultInjector<P> {
         Ok(taken)
     }
 
+    fn set_idle_polls(&mut self, allowed: bool) {
+        self.device.set_idle_polls(allowed);
+    }
+
     fn pause_receive(&mut self, wait_ns: u64) -> io::Result<()> {
         self.device.pause_receive(wait_ns)
     }

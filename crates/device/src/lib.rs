@@ -141,6 +141,11 @@ pub trait Device: Send {
     /// Only when the device is unusable: the interface is gone.
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize>;
 
+    /// Sets whether a [`Device::receive`] that finds no frame may poll the driver for some time, as
+    /// it may at first. The caller that has other work, or shares its processor with a thread at
+    /// work, allows no such poll: frames then wait for the next one, or for an interrupt.
+    fn set_idle_polls(&mut self, _allowed: bool) {}
+
     /// Transmits frames from the front of `burst` and returns the number of frames taken. The
     /// rest stay in `burst` for the next call.
     ///
@@ -295,6 +300,9 @@ impl<P: Device + ?Sized> Device for Box<P> {
     }
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
         (**self).receive(arena, burst, quota)
+    }
+    fn set_idle_polls(&mut self, allowed: bool) {
+        (**self).set_idle_polls(allowed);
     }
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
         (**self).transmit(arena, burst)

@@ -204,6 +204,10 @@ impl Engine {
     /// If the device is no longer usable.
     pub fn poll(&mut self) -> io::Result<usize> {
         self.read_clock();
+        // The device may poll for frames first.
+        if !self.stack.transmit_queue().is_empty() {
+            self.flush()?;
+        }
         self.gate.on_all_ready();
         let mut received = 0;
         while let StepResult::Served(frames) = self.step()? {
@@ -227,6 +231,18 @@ impl Engine {
             self.flush()?;
         }
         Ok(received)
+    }
+
+    /// Runs one round like [`Engine::poll`], for a thread that has other work, or shares its
+    /// processor with a thread at work: the device does not poll for frames for long.
+    ///
+    /// # Errors
+    /// If the device is no longer usable.
+    pub fn poll_briefly(&mut self) -> io::Result<usize> {
+        self.device.set_idle_polls(false);
+        let received = self.poll();
+        self.device.set_idle_polls(true);
+        received
     }
 
     /// Serves the next ring that the gate chooses.
@@ -414,12 +430,17 @@ impl Engine {
         &self.stack
     }
 
+    /// True if the engine has its processor for itself, and never sleeps.
+    pub fn is_dedicated(&self) -> bool {
+        self.gate.settings().config().mode == Mode::Dedicated
+    }
+
     /// Returns the next idle step, after a round without work.
     pub fn idle_step(&mut self) -> IdleStep {
         if self.paused_until_ns.is_some() {
             return IdleStep::Sleep;
         }
-        if self.gate.settings().config().mode == Mode::Dedicated {
+        if self.is_dedicated() {
             return IdleStep::Spin;
         }
         let now_ns = self.read_clock();

@@ -391,8 +391,11 @@ impl Epoll {
             let sources: Vec<(&dyn Source, Interest)> =
                 polls.map(|poll| (poll as &dyn Source, Interest::Readable)).collect();
             let found = net.wait(&sources, remaining(), &mut kernel)?;
-            runtime::note_run();
-            let count = self.collect_ready(net, events, kernel.fds[0].revents != 0)?;
+            let polls_kernel = match kernel.take_polled() {
+                true => kernel.fds[0].revents != 0,
+                false => self.is_kernel_due(),
+            };
+            let count = self.collect_ready(net, events, polls_kernel)?;
             kernel.fds[0].revents = 0;
             if count > 0 || !found {
                 return Ok(count);
@@ -453,12 +456,12 @@ impl Epoll {
         &self,
         net: &Net,
         events: &mut [epoll_event],
-        kernel_is_ready: bool,
+        polls_kernel: bool,
     ) -> io::Result<usize> {
         // When due, the kernel's events come first: a caller that takes few events at a time
         // must not starve them.
         let mut count = 0;
-        if kernel_is_ready || self.is_kernel_due() {
+        if polls_kernel {
             let max = events.len().div_ceil(2);
             count = wait_kernel(self.fd, &mut events[..max], Some(Duration::ZERO), None)?;
             count = self.remove_kick_event(events, count);

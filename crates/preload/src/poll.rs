@@ -102,7 +102,6 @@ pub(crate) fn poll(
             _ => deadline.map(|end| end.saturating_duration_since(Instant::now())),
         };
         let found = net.wait(&sources, remaining, &mut kernel)?;
-        runtime::note_run();
         if !kernel.fds.is_empty() {
             sleeper::poll(&mut kernel.fds, Some(Duration::ZERO), None)?;
         }

@@ -3,8 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
 use tidegate::Net;
@@ -213,35 +212,6 @@ pub(crate) fn child_error() -> io::Error {
          run the application as one process (nginx: `daemon off; master_process off;`)",
     );
     io::Error::from_raw_os_error(libc::EIO)
-}
-
-/// Time of the last run of the stack, in nanoseconds since the first call of [`now_ns`].
-static LAST_RUN_NS: AtomicU64 = AtomicU64::new(0);
-
-/// Minimum interval between runs of the stack by nonblocking calls.
-const MIN_RUN_INTERVAL: Duration = Duration::from_micros(20);
-
-fn now_ns() -> u64 {
-    static CLOCK_ORIGIN: OnceLock<Instant> = OnceLock::new();
-    CLOCK_ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
-}
-
-/// Records that the stack has just run.
-pub(crate) fn note_run() {
-    LAST_RUN_NS.store(now_ns(), Ordering::Relaxed);
-}
-
-/// Runs the stack for a nonblocking call, unless it ran within [`MIN_RUN_INTERVAL`]. Returns true
-/// if it ran.
-pub(crate) fn run_if_due(net: &Net) -> io::Result<bool> {
-    let now_ns = now_ns();
-    if now_ns.saturating_sub(LAST_RUN_NS.load(Ordering::Relaxed))
-        < MIN_RUN_INTERVAL.as_nanos() as u64
-    {
-        return Ok(false);
-    }
-    LAST_RUN_NS.store(now_ns, Ordering::Relaxed);
-    net.run_once().map(|_| true)
 }
 
 #[cfg(test)]

@@ -88,6 +88,12 @@ pub(crate) fn outside_stack<R>(wait: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Runs `wait` like [`outside_stack`]; `None` if signals were deferred before. A signal that comes
+/// later runs its handler at once, as one just before a call of the kernel.
+pub(crate) fn outside_stack_unless_deferred<R>(wait: impl FnOnce() -> R) -> Option<R> {
+    outside_stack(|| (!has_deferred()).then(wait))
+}
+
 /// Unblocks the deferred signals, so that their handlers run now.
 #[cold]
 pub(crate) fn deliver_deferred() {

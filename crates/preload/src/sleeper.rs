@@ -13,53 +13,29 @@ use crate::{real, signals};
 /// Kernel side of a waiting call: descriptors and signal mask.
 ///
 /// A signal that arrives while the stack polls must end the wait, as a signal during a sleep
-/// does. So signals are blocked from the first idle moment on, and unblocked only in the
-/// kernel's own wait. A signal that was deferred before that ends the wait immediately.
+/// does. The stack defers its handler: then the kernel's own wait does not begin.
 pub(crate) struct KernelWaiter {
     /// Kernel descriptors to poll.
     pub(crate) fds: Vec<pollfd>,
     /// Signal mask during the sleep, if the application passed one.
     mask: Option<sigset_t>,
-    /// Signal mask of the thread before this waiter blocked signals.
-    previous_mask: Option<sigset_t>,
     sleep_calls: u32,
+    /// The last call polled the kernel descriptors.
+    has_polled: bool,
 }
 
 impl KernelWaiter {
     pub(crate) fn new(fds: Vec<pollfd>, mask: Option<sigset_t>) -> Self {
-        Self { fds, mask, previous_mask: None, sleep_calls: 0 }
+        Self { fds, mask, sleep_calls: 0, has_polled: false }
     }
 
     pub(crate) fn for_fd(fd: i32, events: i16) -> Self {
         Self::new(vec![pollfd { fd, events, revents: 0 }], None)
     }
 
-    fn block_signals(&mut self) -> sigset_t {
-        *self.previous_mask.get_or_insert_with(block_signals)
-    }
-}
-
-/// Blocks every signal that can come from outside the process; returns the previous mask.
-fn block_signals() -> sigset_t {
-    // SAFETY: a signal set is a plain array of bits; both calls write or read their arguments.
-    unsafe {
-        let (mut all, mut previous) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        // A fault is handled where it occurs.
-        for fault in signals::FAULT_SIGNALS {
-            libc::sigdelset(&mut all, fault);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut previous);
-        previous
-    }
-}
-
-impl Drop for KernelWaiter {
-    fn drop(&mut self) {
-        if let Some(previous) = &self.previous_mask {
-            // SAFETY: reads a set that `block_signals` has written.
-            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, previous, std::ptr::null_mut()) };
-        }
+    /// True if the kernel descriptors were polled since the last call of this function.
+    pub(crate) fn take_polled(&mut self) -> bool {
+        std::mem::take(&mut self.has_polled)
     }
 }
 
@@ -71,20 +47,14 @@ impl Sleeper for KernelWaiter {
             return Ok(false);
         }
         // A signal before the first sleep came before the call.
-        let mask = match is_first_call {
-            true => None,
-            false => {
-                let previous = self.block_signals();
-                if signals::has_deferred() {
-                    return Err(io::ErrorKind::Interrupted.into());
-                }
-                Some(self.mask.unwrap_or(previous))
-            }
-        };
+        if !is_first_call && signals::has_deferred() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         let own_count = self.fds.len();
         let wake = wake.iter().map(AsRawFd::as_raw_fd);
         self.fds.extend(wake.map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 }));
-        let found = poll(&mut self.fds, timeout, mask.as_ref());
+        let found = poll(&mut self.fds, timeout, self.mask.as_ref());
+        self.has_polled = true;
         let has_own_event = self.fds[..own_count].iter().any(|fd| fd.revents != 0);
         self.fds.truncate(own_count);
         found.map(|found| found > 0 && has_own_event)
@@ -92,11 +62,15 @@ impl Sleeper for KernelWaiter {
 }
 
 /// The kernel's `ppoll`, with signal handlers undeferred.
+///
+/// # Errors
+/// As `ppoll`; [`io::ErrorKind::Interrupted`] also if it may wait and signals were deferred before.
 pub(crate) fn poll(
     fds: &mut [pollfd],
     timeout: Option<Duration>,
     mask: Option<&sigset_t>,
 ) -> io::Result<usize> {
+    let may_wait = timeout != Some(Duration::ZERO);
     let timeout = timeout.map(|timeout| timespec {
         tv_sec: timeout.as_secs().min(i32::MAX as u64) as i64,
         tv_nsec: i64::from(timeout.subsec_nanos()),
@@ -105,7 +79,11 @@ pub(crate) fn poll(
     let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
     let (list, count) = (fds.as_mut_ptr(), fds.len() as u64);
     // SAFETY: the slice has `count` elements; time and mask are valid or null.
-    let found = signals::outside_stack(|| unsafe { real::ppoll(list, count, timeout, mask) });
+    let wait = || unsafe { real::ppoll(list, count, timeout, mask) };
+    let found = match may_wait {
+        true => signals::outside_stack_unless_deferred(wait).ok_or(io::ErrorKind::Interrupted)?,
+        false => signals::outside_stack(wait),
+    };
     usize::try_from(found).map_err(|_| io::Error::last_os_error())
 }
 

@@ -367,6 +367,10 @@ impl Device for PrimaryDevice {
         self.device.transmit(arena, burst)
     }
 
+    fn set_idle_polls(&mut self, allowed: bool) {
+        self.device.set_idle_polls(allowed);
+    }
+
     fn pause_receive(&mut self, wait_ns: u64) -> io::Result<()> {
         self.doorbell.disarm();
         self.doorbell.arm();

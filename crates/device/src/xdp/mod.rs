@@ -103,6 +103,8 @@ pub struct XdpDevice {
     poller: Option<NapiPoller>,
     /// Admission limits the total, so that most frames may be dropped on the interface.
     has_total_limit: bool,
+    /// Polls of the driver that find nothing are allowed.
+    allows_idle_polls: bool,
     /// Choice between softirqs and polls while that is so.
     softirq_mode: SoftirqMode,
     irq_deferral: Option<IrqDeferral>,
@@ -236,6 +238,7 @@ impl Device for XdpDevice {
             && polls
             && quota > 0
             && poller.is_due(received, quota)
+            && (self.allows_idle_polls || received > 0)
         {
             let pending = |queues: &mut [Queue]| queues.iter_mut().map(Queue::pending).sum();
             let before = pending(&mut self.queues);
@@ -249,6 +252,10 @@ impl Device for XdpDevice {
         }
         self.note_burst(received, quota);
         Ok(received)
+    }
+
+    fn set_idle_polls(&mut self, allowed: bool) {
+        self.allows_idle_polls = allowed;
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {

@@ -59,6 +59,7 @@ pub(super) fn open(
         readiness,
         data_path,
         has_total_limit: false,
+        allows_idle_polls: true,
         rx_missed: RxMissedCounters::open(&target),
         times_emptied: 0,
         softirq_mode: SoftirqMode::new(0, (0, 0)),

@@ -178,7 +178,7 @@ impl Socket {
                 result => return result,
             }
             if !may_block {
-                if has_run || !runtime::run_if_due(self.net)? {
+                if has_run || !self.net.run_if_due()? {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 has_run = true;
@@ -209,9 +209,7 @@ impl Socket {
             false => KernelWaiter::new(Vec::new(), None),
         };
         let remaining = deadline.map(|end| end.saturating_duration_since(Instant::now()));
-        let found = self.net.wait(&[(self.source(), interest)], remaining, &mut kernel);
-        runtime::note_run();
-        found
+        self.net.wait(&[(self.source(), interest)], remaining, &mut kernel)
     }
 
     /// Address in the family of the socket: an IPv6 socket gets IPv4-mapped addresses.

@@ -7,6 +7,8 @@
 mod fork;
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod wake_ups;
 mod requests;
 mod socket;
 mod tcp;
@@ -19,6 +21,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, SendFlags};
 use tidegate_memory::OwnFd;
@@ -37,6 +40,7 @@ use crate::ipc::handshake::{Hello, Welcome, receive_welcome, send_hello};
 use crate::ipc::layout::SharedMemory;
 pub use crate::ipc::notification::AddressInfo;
 use crate::ipc::notification::{NOTIFICATION_WORDS, Notification, OpenedSocket};
+use crate::ipc::processor::LastProcessor;
 use crate::ipc::takeover_token::TakeoverToken;
 
 /// Default path of the daemon's Unix socket.
@@ -47,6 +51,9 @@ const MAX_HANDSHAKE_ATTEMPTS: u32 = 3;
 
 /// Number of empty polls after which the connection to the daemon is checked.
 const MAX_EMPTY_POLLS: u32 = 1024;
+
+/// Time after which a command wakes the daemon although the wake-up was deferred.
+const MAX_WAKE_UP_DELAY: Duration = Duration::from_micros(100);
 
 /// Reply of the daemon to a request.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +80,14 @@ pub struct Attachment {
     notifications: Receiver<WordRange, NOTIFICATION_WORDS>,
     daemon_sleeps: WakeFlag<WordRange>,
     application_sleeps: WakeFlag<WordRange>,
+    daemon_processor: LastProcessor,
+    application_processor: LastProcessor,
+    /// The network core and the thread that waited last ran on one processor.
+    shares_processor: bool,
+    /// Number of commands whose wake-up of the daemon may be deferred.
+    deferrable_wake_ups: u32,
+    /// Time of the first command whose wake-up is deferred.
+    deferred_since: Option<Instant>,
     sockets: Vec<Option<Box<AttachedSocket>>>,
     /// Replies that were received and not taken yet.
     replies: Vec<(Tag, Result<Reply, ErrorKind>)>,
@@ -165,6 +180,11 @@ impl Attachment {
             notifications: memory.notification_receiver()?,
             daemon_sleeps: memory.daemon_sleeps()?,
             application_sleeps: memory.application_sleeps()?,
+            daemon_processor: memory.daemon_processor()?,
+            application_processor: memory.application_processor()?,
+            shares_processor: false,
+            deferrable_wake_ups: 0,
+            deferred_since: None,
             memory,
             foreign_memories: Vec::new(),
             sockets: Vec::new(),
@@ -236,6 +256,34 @@ impl Attachment {
         }
     }
 
+    /// Tells the network core that this thread runs on `processor`. Returns true if the core ran
+    /// there last: then the core runs while this thread sleeps, not while this thread busy-polls.
+    pub fn note_processor(&mut self, processor: usize) -> bool {
+        self.application_processor.publish(processor);
+        self.shares_processor = self.daemon_processor.is(processor);
+        self.shares_processor
+    }
+
+    /// True if the network core waits for the processor of the thread that waited last.
+    pub fn is_processor_wanted(&self) -> bool {
+        self.shares_processor && !self.daemon_sleeps.is_requested()
+    }
+
+    /// Defers the wake-ups for the next `commands` commands, as long as the network core shares the
+    /// processor of this thread: the command after them wakes the core, or
+    /// [`Attachment::wake_daemon_if_deferred`].
+    pub fn defer_wake_ups(&mut self, commands: u32) {
+        self.deferrable_wake_ups = commands;
+    }
+
+    /// Wakes the daemon if a command waits for that.
+    pub fn wake_daemon_if_deferred(&mut self) {
+        if self.deferred_since.is_some() {
+            self.wake_sleeping_daemon();
+        }
+        self.deferrable_wake_ups = 0;
+    }
+
     /// Prepares a sleep on the descriptor, which becomes readable on the next notification.
     /// Returns `false` if a notification has arrived already: do not sleep then. In both cases
     /// call [`Attachment::end_sleep`] afterwards. Several threads may sleep at once: the thread
@@ -246,6 +294,7 @@ impl Attachment {
     pub fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.sleeping_threads += 1;
         self.application_sleeps.request();
+        self.wake_daemon_if_deferred();
         Ok(!self.poll()? && self.changed.is_empty())
     }
 
@@ -316,10 +365,33 @@ impl Attachment {
             self.poll()?;
         }
         self.commands.publish();
+        if !self.defers_wake_up() {
+            self.wake_sleeping_daemon();
+        }
+        Ok(())
+    }
+
+    /// True if the wake-up for a command waits for those after it. On a processor of its own a
+    /// network core begins at once.
+    fn defers_wake_up(&mut self) -> bool {
+        if !self.shares_processor || self.deferrable_wake_ups == 0 {
+            return false;
+        }
+        self.deferrable_wake_ups -= 1;
+        match self.deferred_since {
+            Some(since) => since.elapsed() < MAX_WAKE_UP_DELAY,
+            None => {
+                self.deferred_since = Some(Instant::now());
+                true
+            }
+        }
+    }
+
+    fn wake_sleeping_daemon(&mut self) {
+        self.deferred_since = None;
         if self.daemon_sleeps.take() {
             self.wake_daemon();
         }
-        Ok(())
     }
 
     fn wake_daemon(&self) {

@@ -218,6 +218,7 @@ impl Attachment {
         self.last_tag = self.last_tag.wrapping_add(1);
         let tag = self.last_tag;
         self.send_command(command(tag))?;
+        self.wake_daemon_if_deferred();
         let mut wait_start = None;
         loop {
             self.poll()?;

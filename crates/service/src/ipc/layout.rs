@@ -13,15 +13,18 @@ use tidegate_memory::shared::{
 
 use super::command::COMMAND_WORDS;
 use super::notification::NOTIFICATION_WORDS;
+use super::processor::LastProcessor;
 
 /// Slots of the command ring.
 pub(crate) const COMMAND_RING_SLOTS: usize = 1024;
 /// Slots of the notification ring.
 const NOTIFICATION_RING_SLOTS: usize = 1024;
 
-/// Words of the two sleep flags: the daemon's and the application's.
+/// Words of the two sides, each in a cache line of its own: sleep flag and processor.
 const DAEMON_SLEEPS_WORD: usize = 0;
+const DAEMON_PROCESSOR_WORD: usize = 1;
 const APPLICATION_SLEEPS_WORD: usize = 8;
+const APPLICATION_PROCESSOR_WORD: usize = 9;
 const HEADER_WORDS: usize = 16;
 
 const COMMAND_RING_WORD: usize = HEADER_WORDS;
@@ -172,6 +175,16 @@ impl SharedMemory {
     /// Flag that is set while the application sleeps.
     pub(crate) fn application_sleeps(&self) -> io::Result<WakeFlag<WordRange>> {
         self.wake_flag(APPLICATION_SLEEPS_WORD)
+    }
+
+    /// Processor of the network core.
+    pub(crate) fn daemon_processor(&self) -> io::Result<LastProcessor> {
+        Ok(LastProcessor::new(self.word_range(DAEMON_PROCESSOR_WORD, 1)?))
+    }
+
+    /// Processor of the application's thread that waited last.
+    pub(crate) fn application_processor(&self) -> io::Result<LastProcessor> {
+        Ok(LastProcessor::new(self.word_range(APPLICATION_PROCESSOR_WORD, 1)?))
     }
 
     /// Bytes that are allocated for streams, including those of closed sockets.

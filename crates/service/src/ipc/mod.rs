@@ -29,6 +29,7 @@ pub mod fd_passing;
 pub mod handshake;
 pub mod layout;
 pub mod notification;
+pub mod processor;
 pub mod share_group;
 pub mod status;
 pub mod takeover_token;

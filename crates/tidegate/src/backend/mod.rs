@@ -122,6 +122,15 @@ impl Backend {
         }
     }
 
+    /// Defers transmission for the next `calls` calls.
+    pub(crate) fn defer_transmit(&self, calls: u32) {
+        match self {
+            Self::Embedded { shared, .. } => shared.lock().deferred_calls = calls,
+            #[cfg(feature = "attach")]
+            Self::Attached(attached) => attached.defer_wake_ups(calls),
+        }
+    }
+
     /// True if both handles are of one stack.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {

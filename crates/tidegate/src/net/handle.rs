@@ -246,6 +246,26 @@ impl Net {
         }
     }
 
+    /// Runs the stack once for a call that does not wait and has found nothing, unless a wait has
+    /// just run the stack. Returns true if the stack ran.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    pub fn run_if_due(&self) -> io::Result<bool> {
+        match &self.backend {
+            Backend::Embedded { shared, .. } => {
+                let mut core = shared.lock();
+                if !core.needs_round() {
+                    return Ok(false);
+                }
+                core.run_briefly()?;
+            }
+            #[cfg(feature = "attach")]
+            Backend::Attached(attached) => _ = attached.lock().poll_daemon()?,
+        }
+        Ok(true)
+    }
+
     /// Finishes closed connections, for at most 2 s: for a process that exits without
     /// dropping its last handle of the stack.
     pub fn finish(&self) {

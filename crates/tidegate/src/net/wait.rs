@@ -38,10 +38,7 @@ impl Net {
     /// of the call after them, or when the stack runs. For applications that have several ready
     /// sockets and will reply on most of them before the next wait.
     pub fn defer_transmit(&self, calls: u32) {
-        // A daemon batches transmission by itself.
-        if let Some(mut core) = self.lock_embedded() {
-            core.deferred_calls = calls;
-        }
+        self.backend().defer_transmit(calls);
     }
 
     /// True if `address` is one of this stack's.

@@ -35,10 +35,15 @@ use crate::ipc::command::{Command, Handle};
 use crate::ipc::handshake::Welcome;
 use crate::ipc::layout::SharedMemory;
 use crate::ipc::notification::Notification;
+use crate::ipc::processor::LastProcessor;
 use crate::ipc::takeover_token::TakeoverToken;
 
 /// Period over which an application's share of a core is measured.
 const SHARE_PERIOD_NS: u64 = 10_000_000;
+
+/// Time after its last command or notification in which an application that is awake counts as at
+/// work, in nanoseconds.
+const MAX_WORK_NS: u64 = 5_000_000;
 
 /// Wake-up bytes with which the connection is drained. A connection holds some 270.
 const DRAIN_BYTES: u64 = 64;
@@ -61,6 +66,8 @@ pub(super) struct Application {
     pub(super) commands: CommandQueue,
     notifier: Notifier,
     pub(super) daemon_sleeps: WakeFlag<WordRange>,
+    daemon_processor: LastProcessor,
+    application_processor: LastProcessor,
     pub(super) slots: SocketSlots,
     /// Sockets that the application has bound at the kernel, until it binds their ports here.
     pub(super) kernel_sockets: KernelSockets,
@@ -102,6 +109,8 @@ impl Application {
                 coalescing,
             ),
             daemon_sleeps: memory.daemon_sleeps()?,
+            daemon_processor: memory.daemon_processor()?,
+            application_processor: memory.application_processor()?,
             slots: SocketSlots::new(memory.geometry().sockets),
             memory,
             kernel_sockets: KernelSockets::default(),
@@ -271,6 +280,24 @@ impl Application {
             }
         }
         Ok(self.notifier.publish(now_ns, &self.connection))
+    }
+
+    /// Tells the application that its network core runs on `processor`. Returns true if the
+    /// application ran there last.
+    pub(super) fn note_processor(&self, processor: usize) -> bool {
+        self.daemon_processor.publish(processor);
+        self.application_processor.is(processor)
+    }
+
+    /// True if the application is probably at work on its notifications, or writing commands.
+    pub(super) fn is_at_work(&self, now_ns: u64) -> bool {
+        let last_ns = self.turn.last_command_ns.max(self.notifier.published_ns());
+        now_ns < last_ns.saturating_add(MAX_WORK_NS) && !self.notifier.is_application_asleep()
+    }
+
+    /// Number of notifications that the application has been sent since it last slept.
+    pub(super) fn notifications_since_sleep(&self) -> u32 {
+        self.notifier.since_sleep()
     }
 
     /// Wakes the application, if it sleeps and has notifications, before the core sleeps.

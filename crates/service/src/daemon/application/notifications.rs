@@ -20,6 +20,12 @@ pub(super) struct Notifier {
     has_unpublished: bool,
     /// Notifications were published since the last wake-up.
     pub(super) wake_pending: bool,
+    /// Time of the last publication.
+    published_ns: u64,
+    /// Notifications since the last attempt to wake the application.
+    since_last_wake: u32,
+    /// Notifications that the application has been sent since it last slept.
+    since_sleep: u32,
     coalescing: WakeCoalescing,
 }
 
@@ -35,6 +41,9 @@ impl Notifier {
             queued: VecDeque::new(),
             has_unpublished: false,
             wake_pending: false,
+            published_ns: 0,
+            since_last_wake: 0,
+            since_sleep: 0,
             coalescing,
         }
     }
@@ -57,6 +66,7 @@ impl Notifier {
         let is_pushed = self.ring.push(&notice.to_words())?;
         if is_pushed {
             self.has_unpublished = true;
+            self.since_last_wake += 1;
             self.coalescing.on_notified(match notice {
                 Notification::Changed(handle) => Some(handle.slot),
                 _ => None,
@@ -81,6 +91,7 @@ impl Notifier {
         if std::mem::take(&mut self.has_unpublished) {
             self.ring.publish();
             self.wake_pending = true;
+            self.published_ns = now_ns;
         }
         let is_coalesced = self.wake_pending
             && self.coalescing.wake_at(now_ns) > now_ns
@@ -89,6 +100,21 @@ impl Notifier {
             self.wake(now_ns, connection);
         }
         is_coalesced
+    }
+
+    /// Time of the last publication, in nanoseconds.
+    pub(super) fn published_ns(&self) -> u64 {
+        self.published_ns
+    }
+
+    /// Number of notifications that the application has been sent since it last slept.
+    pub(super) fn since_sleep(&self) -> u32 {
+        self.since_sleep
+    }
+
+    /// True while the application asks to be woken.
+    pub(super) fn is_application_asleep(&self) -> bool {
+        self.application_sleeps.is_requested()
     }
 
     /// Wakes the application, if it sleeps and has notifications, before the core sleeps: a
@@ -101,14 +127,17 @@ impl Notifier {
 
     fn wake(&mut self, now_ns: u64, connection: &impl AsFd) {
         self.wake_pending = false;
+        let notifications = std::mem::take(&mut self.since_last_wake);
         if !self.application_sleeps.take() {
             self.coalescing.on_awake();
         } else {
             self.coalescing.on_wake(now_ns);
+            self.since_sleep = 0;
             // A full connection has woken the application already; a closed one is found out by
             // the next check.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let _ = rustix::net::send(connection, &[0], flags);
         }
+        self.since_sleep = self.since_sleep.saturating_add(notifications);
     }
 }

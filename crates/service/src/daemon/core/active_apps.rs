@@ -105,6 +105,43 @@ impl NetworkCore {
         self.polled_apps().for_each(|app| app.daemon_sleeps.clear());
     }
 
+    /// True if an application that ran on this processor last is at work, unless this core owns the
+    /// processor.
+    pub(super) fn has_app_at_work(&mut self) -> bool {
+        if self.server.engine.is_dedicated() {
+            return false;
+        }
+        let (_, _, now_ns) = self.server.engine.parts();
+        let processor = rustix::thread::sched_getcpu();
+        self.polled_apps().any(|app| app.note_processor(processor) && app.is_at_work(now_ns))
+    }
+
+    /// Leaves the processor to applications that ran on it last: wakes those with notifications.
+    /// Returns true if one of them is at work, unless this core owns the processor.
+    pub(super) fn leaves_processor(&mut self) -> bool {
+        let (_, _, now_ns) = self.server.engine.parts();
+        let processor = rustix::thread::sched_getcpu();
+        let Self { active, apps, .. } = self;
+        for &number in &active.polled {
+            if let Some(Some(app)) = apps.get_mut(number as usize)
+                && app.note_processor(processor)
+            {
+                // Coalescing saves time of a processor that has other work.
+                app.wake_before_sleep(now_ns);
+            }
+        }
+        self.has_app_at_work()
+    }
+
+    /// True if a polled application, at work on several notifications, may have deferred the
+    /// wake-up for its commands.
+    pub(super) fn may_defer_wake_up(&mut self) -> bool {
+        let (_, _, now_ns) = self.server.engine.parts();
+        let may_defer =
+            |app: &Application| app.notifications_since_sleep() > 1 && app.is_at_work(now_ns);
+        self.polled_apps().any(may_defer)
+    }
+
     fn polled_apps(&self) -> impl Iterator<Item = &Application> {
         let apps = &self.apps;
         let polled = self.active.polled.iter();
@@ -203,5 +240,50 @@ impl NetworkCore {
         let exited: Vec<_> =
             self.active.exited.iter().copied().filter(|&number| Some(number) != exempt).collect();
         exited.into_iter().for_each(|number| self.reap_if_exited(number));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::daemon::Quota;
+    use crate::daemon::core::testbed::Testbed;
+    use crate::ipc::command::Command;
+    use crate::ipc::layout::Geometry;
+
+    #[test]
+    fn application_on_the_processor_of_its_core_is_at_work_until_it_sleeps() {
+        let geometry = Geometry { sockets: 1, tcp_bytes: 4096, udp_bytes: 4096 };
+        let mut testbed = Testbed::new(geometry, Quota::default());
+        let mut app = testbed.attach();
+        // The thread must not move to another processor meanwhile.
+        let processor = rustix::thread::sched_getcpu();
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(processor);
+        rustix::thread::sched_setaffinity(None, &set).unwrap();
+        app.push(&Command::Ping { tag: None }.to_words());
+        testbed.run_round();
+        let own = app.memory.application_processor().unwrap();
+        own.publish(processor + 1);
+        assert!(!testbed.core.has_app_at_work());
+        own.publish(processor);
+        assert!(testbed.core.has_app_at_work());
+        assert!(app.memory.daemon_processor().unwrap().is(processor));
+        app.memory.application_sleeps().unwrap().request();
+        assert!(!testbed.core.has_app_at_work());
+    }
+
+    #[test]
+    fn application_may_defer_wake_ups_after_several_notifications() {
+        let geometry = Geometry { sockets: 1, tcp_bytes: 4096, udp_bytes: 4096 };
+        let mut testbed = Testbed::new(geometry, Quota::default());
+        let mut app = testbed.attach();
+        for (pings, may_defer) in [(1, false), (2, true)] {
+            app.memory.application_sleeps().unwrap().request();
+            for _ in 0..pings {
+                app.push(&Command::Ping { tag: Some(7) }.to_words());
+            }
+            testbed.run_round();
+            assert_eq!(testbed.core.may_defer_wake_up(), may_defer, "{pings} answers");
+        }
     }
 }

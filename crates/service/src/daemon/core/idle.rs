@@ -14,10 +14,18 @@ use super::server::SocketServer;
 /// Time to wait for a device whose transmit ring is full.
 const DEVICE_RETRY_INTERVAL: Duration = Duration::from_micros(100);
 
+/// Longest sleep while an application may have written commands without a wake-up.
+const MAX_DEFERRED_SLEEP: Duration = Duration::from_millis(1);
+
 impl NetworkCore {
     /// Waits for work: busy-polls, pauses or sleeps, as the engine decides.
     pub(super) fn wait_for_work(&mut self) -> io::Result<()> {
-        match self.server.engine.idle_step() {
+        // Applications at work on this processor are what the core waits for.
+        let step = match self.server.engine.idle_step() {
+            IdleStep::Spin if self.leaves_processor() => IdleStep::Pause,
+            step => step,
+        };
+        match step {
             IdleStep::Spin => self.check_periodically(),
             IdleStep::Pause => {
                 self.check_periodically();
@@ -30,11 +38,13 @@ impl NetworkCore {
                 self.request_wake_ups();
                 // The sender may have found the bell unarmed.
                 self.early_message = self.inbox.messages.try_recv().ok();
-                let slept = if self.early_message.is_none() { self.sleep() } else { Ok(()) };
+                let slept = if self.early_message.is_none() { self.sleep() } else { Ok(false) };
                 self.clear_wake_ups();
                 self.inbox.bell.disarm();
-                slept?;
-                self.check_applications();
+                match slept? {
+                    true => self.check_applications(),
+                    false => self.check_periodically(),
+                }
             }
         }
         Ok(())
@@ -52,14 +62,16 @@ impl NetworkCore {
         }
     }
 
-    fn sleep(&mut self) -> io::Result<()> {
+    /// Sleeps until there is work. Returns true if an application's connection has an event, or a
+    /// time has come.
+    fn sleep(&mut self) -> io::Result<bool> {
         if self.has_app_work() {
-            return Ok(());
+            return Ok(false);
         }
         if self.server.engine.stack().has_events() {
-            return Ok(());
+            return Ok(false);
         }
-        let Some(sleep) = self.server.engine.prepare_sleep()? else { return Ok(()) };
+        let Some(sleep) = self.server.engine.prepare_sleep()? else { return Ok(false) };
         let retry = (!self.poll_queue.is_empty()).then_some(DEVICE_RETRY_INTERVAL);
         let SleepPlan { timeout_ns, receive_paused } = sleep;
         let (_, _, now_ns) = self.server.engine.parts();
@@ -71,7 +83,8 @@ impl NetworkCore {
         let expiry_ns = self.server.transfers.next_expiry_ns();
         let wake_ns = expiry_ns.map(|expiry_ns| expiry_ns.saturating_sub(now_ns));
         let timeout = timeout_ns.into_iter().chain(wake_ns).map(Duration::from_nanos);
-        let timeout = timeout.chain(retry).min();
+        let slow_app = self.may_defer_wake_up().then_some(MAX_DEFERRED_SLEEP);
+        let timeout = timeout.chain(retry).chain(slow_app).min();
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs().min(i32::MAX as u64) as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
@@ -91,7 +104,8 @@ impl NetworkCore {
         let polled = poll(&mut fds, timeout.as_ref());
         self.rounds.iter_mut().for_each(RoundTimer::begin);
         match polled {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(0) | Err(rustix::io::Errno::INTR) => Ok(true),
+            Ok(_) => Ok(fds.last().is_some_and(|app_events| !app_events.revents().is_empty())),
             Err(error) => Err(error.into()),
         }
     }

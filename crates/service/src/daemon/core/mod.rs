@@ -187,7 +187,9 @@ impl NetworkCore {
     /// applications.
     fn run_round(&mut self, messages: usize, handler: &impl MessageHandler) -> io::Result<()> {
         self.shares.begin_round(self.active.attached());
-        let received = self.server.engine.poll()?;
+        let has_other_work = self.has_app_work() || self.has_app_at_work();
+        let engine = &mut self.server.engine;
+        let received = if has_other_work { engine.poll_briefly()? } else { engine.poll()? };
         self.measure_load(handler);
         let events = self.handle_events();
         if self.has_sleeping_apps() {

@@ -175,6 +175,28 @@ impl Attachments {
         self.all.iter().any(Attachment::has_changed)
     }
 
+    /// Tells the network cores on which processor this thread runs. Returns true if one of them ran
+    /// there last.
+    pub(super) fn note_processor(&mut self, processor: usize) -> bool {
+        let all = self.all.iter_mut();
+        all.fold(false, |any, attachment| attachment.note_processor(processor) || any)
+    }
+
+    /// True if a network core waits for the processor of this thread.
+    pub(super) fn is_processor_wanted(&self) -> bool {
+        self.all.iter().any(Attachment::is_processor_wanted)
+    }
+
+    /// Like [`Attachment::defer_wake_ups`], for each attachment.
+    pub(super) fn defer_wake_ups(&mut self, commands: u32) {
+        self.all.iter_mut().for_each(|attachment| attachment.defer_wake_ups(commands));
+    }
+
+    /// Wakes the network cores for which commands wait.
+    pub(super) fn wake_daemon_if_deferred(&mut self) {
+        self.all.iter_mut().for_each(Attachment::wake_daemon_if_deferred);
+    }
+
     /// Prepares a sleep on the wake descriptor. Returns `false` when a notification waits.
     pub(super) fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.all

@@ -107,10 +107,10 @@ impl AttachedCore {
         self.tasks.wake_both(id);
     }
 
-    /// Finishes a sleep on the wake descriptor.
-    pub(crate) fn finish_sleep(&mut self) -> io::Result<()> {
+    /// Finishes a sleep on the wake descriptor. Returns true if a notification had arrived.
+    pub(crate) fn finish_sleep(&mut self) -> io::Result<bool> {
         self.attachments.end_sleep().inspect_err(|_| self.fail())?;
-        self.poll_daemon().map(|_| ())
+        self.poll_daemon()
     }
 
     /// Prepares a sleep on the wake descriptor. Returns `false` when a notification waits.

@@ -124,12 +124,23 @@ impl AttachedStack {
                 }
                 Err(_) => return Ok(None),
             }
+            core.attachments.wake_daemon_if_deferred();
+            let shares_processor = core.attachments.note_processor(rustix::thread::sched_getcpu());
             let remaining = deadline.remaining();
             if remaining.is_some_and(|left| left.is_zero()) {
+                let is_processor_wanted = core.attachments.is_processor_wanted();
                 drop(core);
+                if is_processor_wanted {
+                    // A program that busy-polls would keep the core from what it polls for.
+                    std::thread::yield_now();
+                }
                 return sleeper.sleep(&[], Some(Duration::ZERO)).map(Some);
             }
-            let step = core.idle.step(self.now_ns());
+            let step = match shares_processor {
+                // The core can only run while this thread sleeps.
+                true => IdleStep::Sleep,
+                false => core.idle.step(self.now_ns()),
+            };
             if step != IdleStep::Sleep {
                 drop(core);
                 if pauses % PAUSES_PER_SLEEPER_CHECK == 0
@@ -161,12 +172,24 @@ impl AttachedStack {
             core.waiters.leave(&bell);
             bell.disarm();
             let woken = core.finish_sleep();
+            if let Ok(true) = woken {
+                let now_ns = self.now_ns();
+                core.idle.on_work(now_ns);
+            }
             if found? {
                 return Ok(Some(true));
             }
             if woken.is_err() {
                 return Ok(None);
             }
+        }
+    }
+
+    /// Defers the wake-ups of the daemon for the next `calls` calls, for a program that answers
+    /// several events before its next wait.
+    pub(crate) fn defer_wake_ups(&self, calls: u32) {
+        if calls > 0 {
+            self.lock().attachments.defer_wake_ups(calls);
         }
     }
 

@@ -132,6 +132,13 @@ impl EmbeddedCore {
         Ok(received)
     }
 
+    /// Runs one round of the engine like [`EmbeddedCore::run`], for a program that has other work.
+    pub(crate) fn run_briefly(&mut self) -> io::Result<usize> {
+        let received = self.engine.poll_briefly()?;
+        self.dispatch_events()?;
+        Ok(received)
+    }
+
     /// Returns whether the own addresses are unique.
     pub(crate) fn own_addresses(&self) -> OwnAddresses {
         self.engine.stack().own_addresses()
@@ -146,7 +153,7 @@ impl EmbeddedCore {
     }
 
     /// Returns true if a call that does not wait, and has found nothing, is to run the engine.
-    pub(super) fn needs_round(&mut self) -> bool {
+    pub(crate) fn needs_round(&mut self) -> bool {
         // A program that never waits does not pay for a look at the clock.
         !self.recent_wait.is_counting() || {
             let now_ns = self.engine.read_clock();

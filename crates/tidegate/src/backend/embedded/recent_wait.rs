@@ -1,7 +1,7 @@
 //! Calls that find nothing shortly after a wait for events.
 
 /// Age of the last round of the stack, up to which an empty call needs no round of its own.
-const MAX_AGE_NS: u64 = 100_000;
+const MAX_AGE_NS: u64 = 300_000;
 
 /// Maximum number of such calls after one wait. A program that goes on asking without a wait gets
 /// a round with each call again.
