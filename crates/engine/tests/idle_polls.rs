@@ -13,7 +13,9 @@ use tidegate_stack::UdpOptions;
 /// Call of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
-    Receive { may_poll: bool },
+    Receive {
+        may_poll: bool,
+    },
     /// Transmission of some frames.
     Transmit,
 }

@@ -7,13 +7,13 @@
 mod fork;
 #[cfg(test)]
 mod hostile;
-#[cfg(test)]
-mod wake_ups;
 mod requests;
 mod socket;
 mod tcp;
 mod transfer;
 mod udp;
+#[cfg(test)]
+mod wake_ups;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
@@ -54,6 +54,10 @@ const MAX_EMPTY_POLLS: u32 = 1024;
 
 /// Time after which a command wakes the daemon although the wake-up was deferred.
 const MAX_WAKE_UP_DELAY: Duration = Duration::from_micros(100);
+
+/// Sleeps after which the wake-up bytes are read from the connection. The daemon sends at most two
+/// for each sleep, and a connection holds some 270.
+const MAX_UNDRAINED_SLEEPS: u32 = 64;
 
 /// Reply of the daemon to a request.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +101,8 @@ pub struct Attachment {
     empty_polls: u32,
     /// Number of threads that sleep on the descriptor.
     sleeping_threads: u32,
+    /// Sleeps since the wake-up bytes were last read.
+    undrained_sleeps: u32,
     /// Results of earlier address lookups.
     address_cache: HashMap<IpAddr, AddressInfo>,
     is_disconnected: bool,
@@ -193,6 +199,7 @@ impl Attachment {
             last_tag: 0,
             empty_polls: 0,
             sleeping_threads: 0,
+            undrained_sleeps: 0,
             address_cache: HashMap::new(),
             is_disconnected: false,
         })
@@ -303,6 +310,26 @@ impl Attachment {
     /// # Errors
     /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
     pub fn end_sleep(&mut self) -> io::Result<()> {
+        self.leave_sleep();
+        self.drain_wakeups()
+    }
+
+    /// Ends a sleep like [`Attachment::end_sleep`], after an edge-triggered wait for the
+    /// descriptor, which has read the events: the descriptor may stay readable. `has_hung_up`: the
+    /// wait has found the end of the connection.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
+    pub fn end_edge_triggered_sleep(&mut self, has_hung_up: bool) -> io::Result<()> {
+        self.leave_sleep();
+        self.undrained_sleeps += 1;
+        match has_hung_up || self.undrained_sleeps >= MAX_UNDRAINED_SLEEPS {
+            true => self.drain_wakeups(),
+            false => Ok(()),
+        }
+    }
+
+    fn leave_sleep(&mut self) {
         self.sleeping_threads = self.sleeping_threads.saturating_sub(1);
         // Until the other sleeping threads learn of their events, only the daemon wakes them.
         if self.sleeping_threads == 0 {
@@ -310,7 +337,6 @@ impl Attachment {
         } else {
             self.application_sleeps.request();
         }
-        self.drain_wakeups()
     }
 
     /// True if [`Attachment::next_changed`] has a socket to return.
@@ -320,7 +346,7 @@ impl Attachment {
 
     /// Reads the wake-up bytes from the connection.
     fn drain_wakeups(&mut self) -> io::Result<()> {
-        self.empty_polls = 0;
+        (self.empty_polls, self.undrained_sleeps) = (0, 0);
         let mut bytes = [0; 256];
         match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((1.., _)) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),

@@ -42,7 +42,8 @@ impl SleepingDaemon {
 
     /// True if the daemon was woken; it sleeps again.
     fn take_wake_up(&self) -> bool {
-        let is_woken = rustix::net::recv(&self.connection, &mut [0; 8], RecvFlags::DONTWAIT).is_ok();
+        let is_woken =
+            rustix::net::recv(&self.connection, &mut [0; 8], RecvFlags::DONTWAIT).is_ok();
         assert_eq!(self.memory.daemon_sleeps().unwrap().is_requested(), !is_woken);
         self.memory.daemon_sleeps().unwrap().request();
         is_woken

@@ -2,10 +2,11 @@
 //! once the application opens a sharded socket.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use rustix::event::epoll;
+use rustix::event::{Timespec, epoll};
 use tidegate_memory::OwnFd;
 use tidegate_service::Handle;
 use tidegate_service::attachment::{Attachment, SocketType};
@@ -21,7 +22,8 @@ pub(super) struct Attachments {
     all: Vec<Attachment>,
     /// Upper limit of attachments.
     max: usize,
-    /// Readable when one of the attachments is.
+    /// Edge-triggered `epoll` of all attachments: readable after a wake-up, until its events are
+    /// read. To read the bytes of each wake-up would take ten times as long.
     wake_fd: Arc<OwnFd>,
     /// The daemon refused another attachment: the number stays as it is.
     is_attach_refused: bool,
@@ -50,21 +52,17 @@ impl Attachments {
     }
 
     fn with(all: Vec<Attachment>, max: usize) -> io::Result<Self> {
-        let wake_fd = match all.as_slice() {
-            [only] if max == 1 => only.as_fd().try_clone_to_owned()?,
-            _ => epoll::create(epoll::CreateFlags::CLOEXEC)?,
-        };
+        let wake_fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let attachments =
             Self { all, max, wake_fd: Arc::new(wake_fd.into()), is_attach_refused: false, next: 0 };
-        if max > 1 {
-            attachments.all.iter().try_for_each(|attachment| attachments.watch(attachment))?;
-        }
+        attachments.all.iter().try_for_each(|attachment| attachments.watch(attachment))?;
         Ok(attachments)
     }
 
     fn watch(&self, attachment: &Attachment) -> io::Result<()> {
         let data = epoll::EventData::new_u64(0);
-        Ok(epoll::add(&self.wake_fd, attachment.as_fd(), data, epoll::EventFlags::IN)?)
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.wake_fd, attachment.as_fd(), data, flags)?)
     }
 
     /// Descriptor that is readable when the daemon has sent a notification. A thread sleeps on
@@ -206,8 +204,21 @@ impl Attachments {
 
     /// Finishes a sleep, including a failed one.
     pub(super) fn end_sleep(&mut self) -> io::Result<()> {
+        let ended = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; MAX_ATTACHMENTS];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Interrupted at most: then the next wait finds the events.
+        let events = epoll::wait(&*self.wake_fd, &mut buffer[..], Some(&now));
+        let has_hung_up = events.is_ok_and(|(events, _)| {
+            events.iter().any(|event| {
+                let flags = event.flags;
+                flags.intersects(ended)
+            })
+        });
         // Every attachment must be reset, even if an earlier one fails.
-        self.all.iter_mut().map(Attachment::end_sleep).fold(Ok(()), Result::and)
+        let all = self.all.iter_mut();
+        all.map(|attachment| attachment.end_edge_triggered_sleep(has_hung_up))
+            .fold(Ok(()), Result::and)
     }
 
     /// Waits until the daemon has executed all previous commands.
