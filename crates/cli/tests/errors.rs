@@ -42,6 +42,23 @@ fn flag_errors_name_the_flag() {
 }
 
 #[test]
+fn run_says_where_the_stack_would_be_and_why_not() {
+    let embedded = ["run", "--explain", "--iface", "lo", "--address", "192.0.2.1/24", "--", "true"];
+    let output = tidegate(&embedded);
+    let line = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && line.starts_with("embedded: "), "{output:?}");
+    assert!(line.contains("a device or its addresses are given"), "{line}");
+    let socket = ["--socket", "/nonexistent/daemon.sock"];
+    let run = |flags: &[&str], parts: &[&str]| {
+        fails_with(&[&["run", "--explain"], flags, &["--", "true"]].concat(), parts);
+    };
+    run(&socket, &["no network daemon at /nonexistent/daemon.sock"]);
+    run(&[&socket[..], &["--iface", "lo"]].concat(), &["leave --socket out"]);
+    run(&["--iface", "lo"], &["--address"]);
+    run(&["--admission"], &["tidegate daemon"]);
+}
+
+#[test]
 fn rejects_invalid_gate_settings_with_reason() {
     let cases: [(&[&str], &str); 7] = [
         (&["--low-mark-percent", "80"], "low mark must be below"),

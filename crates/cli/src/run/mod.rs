@@ -2,6 +2,7 @@
 
 mod executable;
 mod io_uring;
+mod placement;
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -17,10 +18,12 @@ use tidegate::gate::admission;
 use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::DaemonReport;
 
+use self::placement::{Placement, Request, StackPlace};
 use crate::Failure;
 use crate::config;
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind};
+use crate::output::print_line;
 
 /// Environment variable with the path of the preload library, instead of the default paths.
 const LIBRARY_VARIABLE: &str = "TIDEGATE_PRELOAD_LIBRARY";
@@ -30,14 +33,18 @@ const LIBRARY_NAME: &str = "libtidegate_preload.so";
 #[derive(Args)]
 pub(crate) struct Run {
     /// Embed the stack: run it inside the application, during the application's own calls,
-    /// instead of attaching the application to the daemon
+    /// instead of attaching the application to the daemon [default: if a device or its addresses
+    /// are given, and no --socket]
     #[arg(long)]
     embedded: bool,
-    /// Unix socket of the daemon
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH, conflicts_with = "embedded")]
-    socket: PathBuf,
-    /// Admission control: under overload, known sources take precedence; with --embedded
-    #[arg(long, requires = "embedded")]
+    /// Unix socket of the daemon [default: /run/tidegate/tidegate.sock]
+    #[arg(long, value_name = "PATH", conflicts_with = "embedded")]
+    socket: Option<PathBuf>,
+    /// Print where the stack of the application would run, and why; start nothing
+    #[arg(long)]
+    explain: bool,
+    /// Admission control: under overload, known sources take precedence; for an embedded stack
+    #[arg(long, conflicts_with = "socket")]
     admission: bool,
     /// Rules file (TOML): the sockets to move to Tidegate, with
     /// `listen = ["6379", "80-90", "udp:53"]` and `connect = ["192.0.2.0/24"]`
@@ -69,11 +76,18 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        let placement = self.placement()?;
         // Errors are reported here, before the application starts.
-        let stack =
-            if self.embedded { self.embedded_settings()? } else { self.attached_settings()? };
+        let stack = match placement.stack {
+            StackPlace::Embedded => self.embedded_settings()?,
+            StackPlace::Attached => self.attached_settings()?,
+        };
         let program = executable::find(&self.program[0])?;
         executable::check(&program)?;
+        if self.explain {
+            print_line!("{}", placement.explain())?;
+            return Ok(());
+        }
         let library = library()?;
         let mut run_settings = stack;
         run_settings["strict"] = self.strict.into();
@@ -93,6 +107,20 @@ impl Run {
         command.env("LD_PRELOAD", preload_list(&library));
         let error = command.exec();
         Err(format!("{}: {error}", self.program[0].display()).into())
+    }
+
+    fn placement(&self) -> Result<Placement, Failure> {
+        let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
+        Ok(Placement::choose(Request {
+            is_embedded: self.embedded,
+            socket: self.socket.as_deref(),
+            has_device: !host.is_unset_except_cpu()?,
+            default_socket: Path::new(DEFAULT_PATH),
+        }))
+    }
+
+    fn socket(&self) -> &Path {
+        self.socket.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
     }
 
     /// Settings of the preload library for a stack embedded in the application.
@@ -118,12 +146,24 @@ impl Run {
         let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
         if !host.is_unset_except_cpu()? {
             return Err("the device and its addresses are the daemon's: give them to `tidegate \
-                        daemon`, or add --embedded to run the stack inside the application"
+                        daemon`, or leave --socket out to run the stack inside the application"
                 .into());
         }
-        let is_shared = DaemonReport::query(&self.socket)?.is_shared;
+        if self.admission {
+            return Err("admission is the daemon's: give --admission to `tidegate daemon`, or a \
+                        device to this command, to run the stack inside the application"
+                .into());
+        }
+        let report = DaemonReport::query(self.socket()).map_err(|error| match self.socket {
+            Some(_) => Failure::from(error),
+            None => format!(
+                "{error}; or give --iface and --address to run the stack inside the application"
+            )
+            .into(),
+        })?;
+        let is_shared = report.is_shared;
         host.pin()?;
-        Ok(json!({ "socket": absolute(&self.socket)?, "shared": is_shared }))
+        Ok(json!({ "socket": absolute(self.socket())?, "shared": is_shared }))
     }
 }
 

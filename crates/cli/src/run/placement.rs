@@ -1,0 +1,92 @@
+//! Choice of the stack that an application runs on.
+
+use std::path::Path;
+
+/// Place of the stack, and the reason for it.
+pub(super) struct Placement {
+    pub(super) stack: StackPlace,
+    reason: String,
+}
+
+/// Place of the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StackPlace {
+    /// In the application.
+    Embedded,
+    /// In the daemon, to which the application attaches.
+    Attached,
+}
+
+/// What the command line and the configuration file say about the stack.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) is_embedded: bool,
+    /// Socket of the daemon, if one is named.
+    pub(super) socket: Option<&'a Path>,
+    /// A device or its addresses are named.
+    pub(super) has_device: bool,
+    /// Socket of the daemon if none is named.
+    pub(super) default_socket: &'a Path,
+}
+
+impl Placement {
+    /// Chooses the place. A device that is named is free for the application: a stack inside the
+    /// application then answers sooner than a daemon's. A daemon has the device otherwise.
+    pub(super) fn choose(request: Request<'_>) -> Self {
+        let (stack, reason) = match request {
+            Request { is_embedded: true, .. } => {
+                (StackPlace::Embedded, "--embedded is given".to_owned())
+            }
+            Request { socket: Some(socket), .. } => {
+                (StackPlace::Attached, format!("--socket names the daemon at {}", socket.display()))
+            }
+            Request { has_device: true, .. } => (
+                StackPlace::Embedded,
+                "a device or its addresses are given, and no daemon: the application's own calls \
+                 run the stack, without another process in between"
+                    .to_owned(),
+            ),
+            Request { default_socket, .. } => (
+                StackPlace::Attached,
+                format!("no device is given: the daemon at {} has it", default_socket.display()),
+            ),
+        };
+        Self { stack, reason }
+    }
+
+    /// One line: the place and the reason.
+    pub(super) fn explain(&self) -> String {
+        let place = match self.stack {
+            StackPlace::Embedded => "embedded: the stack runs inside the application",
+            StackPlace::Attached => "attached: the stack runs in the daemon",
+        };
+        format!("{place}, since {}", self.reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn named_device_without_a_daemon_is_the_applications() {
+        let nothing = Request {
+            is_embedded: false,
+            socket: None,
+            has_device: false,
+            default_socket: Path::new("/run/d.sock"),
+        };
+        let socket = Some(Path::new("/tmp/other.sock"));
+        for (request, stack, reason) in [
+            (nothing, StackPlace::Attached, "/run/d.sock"),
+            (Request { has_device: true, ..nothing }, StackPlace::Embedded, "a device"),
+            (Request { socket, ..nothing }, StackPlace::Attached, "/tmp/other.sock"),
+            (Request { has_device: true, socket, ..nothing }, StackPlace::Attached, "--socket"),
+            (Request { is_embedded: true, ..nothing }, StackPlace::Embedded, "--embedded"),
+        ] {
+            let placement = Placement::choose(request);
+            assert_eq!(placement.stack, stack, "{}", placement.explain());
+            assert!(placement.explain().contains(reason), "{}", placement.explain());
+        }
+    }
+}
