@@ -80,7 +80,8 @@ impl Iperf3 {
         }
         result.note(
             "iperf3: Debian's package, its client on kernel sockets on core 0, its server unmodified \
-             on core 1: on the kernel's best way, embedded, and attached to a daemon on core 1; \
+             on core 1: on the kernel's best way, embedded, and attached to a daemon on core 1, both on \
+             AF_XDP, while the better one of Tidegate's other rows may be on AF_PACKET; \
              iperf3_*_ratio_embedded and _attached: over the kernel's best; spread: largest less \
              smallest value of all repetitions, in percent of the median",
         );
