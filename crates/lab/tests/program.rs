@@ -52,6 +52,22 @@ fn unknown_experiment_is_named() {
     fails_with(&["nothing"], &["nothing", "Usage"]);
 }
 
+#[test]
+fn results_that_cannot_be_written_are_refused_before_the_experiment() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing/result.json");
+    let missing = missing.to_str().unwrap();
+    fails_with(&["sweep", "--quick", "--json", missing], &["--json", missing, "does not exist"]);
+    fails_with(&["sweep", "--quick", "--svg", missing], &["--svg", missing, "does not exist"]);
+    let name = folder.path().to_str().unwrap();
+    fails_with(&["sweep", "--quick", "--json", name], &["--json", name, "is a folder"]);
+    // Not even root writes there.
+    let unwritable = "/proc/result.json";
+    fails_with(&["sweep", "--quick", "--json", unwritable], &["--json", "/proc is not writable"]);
+    // Nothing is left behind by the check.
+    assert_eq!(names_in(folder.path()), [""; 0]);
+}
+
 /// Processes of a group with their command lines, without those that have ended.
 fn processes_of_group(group: u32) -> Vec<String> {
     let is_member = |id: &u32| {

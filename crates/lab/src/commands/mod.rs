@@ -18,6 +18,7 @@ mod protect;
 mod reader_scaling;
 mod receive_queues;
 mod receive_trace;
+mod result_file;
 mod router;
 mod soak;
 pub(crate) mod summary;
@@ -238,7 +239,7 @@ pub(crate) struct PlotOutput {
     #[command(flatten)]
     output: Output,
     /// Write a plot of the result to this file, as SVG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = result_file::parse)]
     svg: Option<PathBuf>,
 }
 
@@ -256,7 +257,7 @@ impl PlotOutput {
 #[derive(Args)]
 pub(crate) struct Output {
     /// Write the result to this file as JSON; - is standard output
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = result_file::parse)]
     json: Option<PathBuf>,
     /// Start of the run.
     #[arg(skip = Instant::now())]

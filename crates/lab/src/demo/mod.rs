@@ -23,7 +23,7 @@ use tidegate_load::{DnsWorkload, LinkKind, LoadConfig, load_over_device};
 use tidegate_memory::{Arena, ArenaConfig};
 
 use crate::error::LabError;
-use crate::experiments::compare::dns::peak_search::{LoadPoint, PeakSearch};
+use crate::experiments::compare::dns::peak_search::{LoadPoint, PeakSearch, SearchEffort};
 use crate::report::experiment::Experiment;
 use crate::stats::round_to_hundredths;
 use crate::testbed::cpu;
@@ -218,7 +218,7 @@ fn find_peak(
     kind: ServerKind,
 ) -> Result<LoadPoint, LabError> {
     let server = testbed.start(kind)?;
-    let mut search = PeakSearch::new(100_000.0, 1_500_000.0);
+    let mut search = PeakSearch::new(100_000.0, 1_500_000.0, SearchEffort::WHOLE);
     while let Some(offered_pps) = search.next_load() {
         let run = testbed.measure(&server, Some(offered_pps), config.seconds / 2.0)?;
         search.record(LoadPoint { offered_pps, answered_pps: run.load.result.answered_pps });

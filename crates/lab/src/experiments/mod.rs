@@ -9,5 +9,6 @@ pub mod goodput_curve;
 pub mod jonack;
 pub(crate) mod kernel_best;
 pub mod mogul;
+pub(crate) mod packaged_program;
 pub mod rivera;
 pub mod simulated;

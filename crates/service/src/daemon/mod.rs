@@ -74,6 +74,7 @@ use self::core::message::CoreMessage;
 use self::core::server::SocketServer;
 use self::core::{CoreSlot, NetworkCore};
 use self::dispatch::Dispatcher;
+use self::log::RunningWriter;
 use self::migrate::balancer::Balancer;
 use self::options::check_options;
 use self::quota::AppSettings;
@@ -94,6 +95,8 @@ pub struct Daemon {
     balancer: Option<Balancer>,
     cores: Arc<Cores>,
     threads: Vec<JoinHandle<io::Result<Option<u32>>>>,
+    // Dropped last: it waits for the lines of the threads above.
+    log_writer: Option<RunningWriter>,
 }
 
 impl Daemon {
@@ -201,6 +204,7 @@ impl Daemon {
         let measures = options.measure_rounds;
         let StartOptions { cores: limits, on_core_start, drop_privileges, upgrade, log, .. } =
             options;
+        let (log, log_writer) = log::without_waiting(log);
         let ShardedStacks { stacks, flow_steering } = stacks;
         let channels = stacks.iter().map(|_| InboxSender::new()).collect::<io::Result<Vec<_>>>()?;
         let (posts, inboxes): (Vec<_>, Vec<_>) = channels.into_iter().unzip();
@@ -211,6 +215,7 @@ impl Daemon {
             balancer: None,
             cores: Arc::clone(&cores),
             threads: Vec::new(),
+            log_writer: None,
         };
         let mut upgrade = Some(upgrade);
         let mut begin_senders = Vec::new();
@@ -249,6 +254,7 @@ impl Daemon {
         }
         drop_privileges()?;
         dispatcher.start()?;
+        daemon.log_writer = Some(log_writer.start()?);
         let (attach_begin, may_accept) = mpsc::channel();
         daemon.attach_listener =
             Some(AttachListener::open(socket, Arc::clone(&cores), log, may_accept)?);

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 use tidegate_stack::{
     Config, Event, Shutdown, TcpError, TcpId, TcpListenerId, TcpOptions, TcpState,
 };
@@ -102,6 +103,41 @@ fn full_transmit_queue_aborts_no_connection() {
             assert_eq!(pair.a.stack.tcp_state(client), Some(TcpState::Established));
             assert_eq!(receive(&mut pair.b, server), Ok(b"request".to_vec()));
         }
+    });
+}
+
+/// Frames that arrive meanwhile do not wait for the output of many connections.
+#[test]
+fn one_flush_sends_a_limited_number_of_segments() {
+    const CONNECTIONS: usize = 40;
+    /// Initial window (RFC 6928).
+    const SEGMENTS: usize = 10;
+    const MAX_SEGMENTS: usize = 160;
+    for_each_family(|family| {
+        let mut pair = ClientServerPair::new(family, [config(1), config(2)]);
+        let large = ArenaConfig { frames: 2048, frame_size: FrameSize::K2, hugepages: false };
+        pair.a.arena = Arena::new(large).unwrap();
+        let clients: Vec<_> = (0..CONNECTIONS).map(|_| pair.connect().0).collect();
+        for client in clients {
+            let data = vec![1; SEGMENTS * 1400];
+            let sent = pair.a.stack.tcp_send_unflushed(pair.a.now_ns, client, &data);
+            assert_eq!(sent, Ok(data.len()));
+        }
+        pair.a.stack.tcp_flush(pair.a.now_ns, &mut pair.a.arena);
+        let mut total = 0;
+        loop {
+            let sent = pair.a.sent().len();
+            assert!((1..=MAX_SEGMENTS).contains(&sent), "{sent} segments");
+            total += sent;
+            if total >= CONNECTIONS * SEGMENTS {
+                break;
+            }
+            // The rest follows at once.
+            pair.a.now_ns += 1;
+            assert!(pair.a.stack.next_timeout().unwrap() <= pair.a.now_ns);
+            pair.a.stack.handle_timeout(pair.a.now_ns, &mut pair.a.arena);
+        }
+        assert_eq!(total, CONNECTIONS * SEGMENTS);
     });
 }
 

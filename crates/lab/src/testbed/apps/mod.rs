@@ -3,11 +3,12 @@
 pub(crate) mod application;
 pub mod echo_server;
 pub(crate) mod packaged_load;
+pub(crate) mod packaged_pair;
 
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -134,8 +135,61 @@ impl DaemonProcess {
         self.folder.path().join(SOCKET_FILE)
     }
 
+    /// Words that start a program attached to this daemon, before its command line.
+    fn prefix(&self) -> Result<Vec<OsString>, LabError> {
+        let run = ["run", "--log", "/dev/null", "--socket"].map(OsString::from);
+        let mut prefix = vec![programs::tidegate()?.into()];
+        prefix.extend(run);
+        prefix.extend([self.socket().into(), "--".into()]);
+        Ok(prefix)
+    }
+
     pub(crate) fn stop(self) {
         self.process.stop();
+    }
+}
+
+/// Stack that is ready for programs.
+struct ProgramStack {
+    /// Words before the command line of a program.
+    prefix: Vec<OsString>,
+    address: Ipv4Addr,
+    daemon: Option<DaemonProcess>,
+    busy_poll: Vec<SysctlOverride>,
+}
+
+impl ProgramStack {
+    /// Prepares a stack, and starts a daemon with `flags` on `daemon_core` if the stack needs one.
+    fn prepare(
+        testbed: &FloodTestbed,
+        stack: StackKind,
+        daemon_core: usize,
+        flags: &[&str],
+    ) -> Result<Self, LabError> {
+        let receiver = if stack.is_kernel() { Receiver::Kernel } else { Receiver::Server };
+        testbed.prepare(receiver)?;
+        let (mut daemon, mut busy_poll) = (None, Vec::new());
+        let (prefix, address) = match stack {
+            StackKind::Kernel(work) => {
+                work.place(&testbed.pair.b, daemon_core)?;
+                busy_poll = work.program_settings()?;
+                (Vec::new(), KERNEL_ADDRESS)
+            }
+            StackKind::Embedded => {
+                let mut prefix = vec![programs::tidegate()?.into()];
+                let run = ["run", "--embedded", "--log", "/dev/null"].map(OsString::from);
+                prefix.extend(run);
+                prefix.extend(stack_flags(testbed).map(OsString::from));
+                prefix.extend(flags.iter().map(OsString::from));
+                prefix.push("--".into());
+                (prefix, TIDEGATE_ADDRESS)
+            }
+            StackKind::Attached => {
+                let daemon = daemon.insert(DaemonProcess::start(testbed, daemon_core, flags)?);
+                (daemon.prefix()?, TIDEGATE_ADDRESS)
+            }
+        };
+        Ok(Self { prefix, address, daemon, busy_poll })
     }
 }
 
@@ -148,38 +202,10 @@ pub(crate) fn start_service(
     cores: CoreAssignment,
     flags: &[&str],
 ) -> Result<RunningService, LabError> {
-    let receiver = if stack.is_kernel() { Receiver::Kernel } else { Receiver::Server };
-    testbed.prepare(receiver)?;
-    match stack {
-        StackKind::Kernel(work) => {
-            work.place(&testbed.pair.b, cores.daemon)?;
-            let busy_poll = work.program_settings()?;
-            let (core, no_prefix) = (cores.application, |_: &mut Command| Ok(()));
-            let service = start_application(testbed, application, core, KERNEL_ADDRESS, no_prefix)?;
-            Ok(RunningService { _busy_poll: busy_poll, ..service })
-        }
-        StackKind::Embedded => start_application(
-            testbed,
-            application,
-            cores.application,
-            TIDEGATE_ADDRESS,
-            |command| {
-                command.arg(programs::tidegate()?).args([
-                    "run",
-                    "--embedded",
-                    "--log",
-                    "/dev/null",
-                ]);
-                command.args(stack_flags(testbed)).args(flags).arg("--");
-                Ok(())
-            },
-        ),
-        StackKind::Attached => {
-            let daemon = DaemonProcess::start(testbed, cores.daemon, flags)?;
-            let service = start_attached(testbed, application, cores.application, &daemon)?;
-            Ok(RunningService { daemon: Some(daemon), ..service })
-        }
-    }
+    let ProgramStack { prefix, address, daemon, busy_poll } =
+        ProgramStack::prepare(testbed, stack, cores.daemon, flags)?;
+    let service = start_application(testbed, application, cores.application, address, prefix)?;
+    Ok(RunningService { daemon, _busy_poll: busy_poll, ..service })
 }
 
 /// Starts an application attached to `daemon`; waits until the application replies.
@@ -189,25 +215,20 @@ pub(crate) fn start_attached(
     core: usize,
     daemon: &DaemonProcess,
 ) -> Result<RunningService, LabError> {
-    start_application(testbed, application, core, TIDEGATE_ADDRESS, |command| {
-        command.arg(programs::tidegate()?).args(["run", "--log", "/dev/null", "--socket"]);
-        command.arg(daemon.socket()).arg("--");
-        Ok(())
-    })
+    start_application(testbed, application, core, TIDEGATE_ADDRESS, daemon.prefix()?)
 }
 
-/// Starts an application on `core`; `add_prefix` adds the command that wraps the application's.
+/// Starts an application on `core`, with the words `prefix` before its command line.
 fn start_application(
     testbed: &FloodTestbed,
     application: Application,
     core: usize,
     address: Ipv4Addr,
-    add_prefix: impl FnOnce(&mut Command) -> Result<(), LabError>,
+    prefix: Vec<OsString>,
 ) -> Result<RunningService, LabError> {
     let folder = make_folder()?;
     let mut command = testbed.pair.b.namespace.command_on_core(core, "env");
-    add_prefix(&mut command)?;
-    command.args(application.command_line(folder.path())?);
+    command.args(prefix).args(application.command_line(folder.path())?);
     let mut process = ServerProcess::start(application.name(), &mut command)?;
     let target = SocketAddr::new(address.into(), application.port());
     let client = &testbed.pair.a.namespace;

@@ -19,6 +19,12 @@ const MAX_TURN_SEGMENTS: usize = 32;
 /// The same limit with TSO: two packets of the largest size.
 const MAX_TSO_TURN_SEGMENTS: usize = 90;
 
+/// Cost of what one flush sends at most: a frame costs 1, and 1 more for each [`COSTLY_BYTES`]. The
+/// rest leaves after the next burst has been received, which would otherwise wait for all of it.
+const MAX_FLUSH_COST: usize = 128;
+/// Payload bytes that cost as much as a frame.
+const COSTLY_BYTES: usize = 16 << 10;
+
 /// Largest TCP payload of one packet, in bytes: the IP header has a 16-bit length.
 pub(crate) const MAX_TSO_BYTES: usize =
     u16::MAX as usize - Ipv6Header::BYTES - TcpHeader::BYTES - TcpHeader::MAX_OPTION_BYTES;
@@ -75,6 +81,7 @@ impl TcpTable {
     /// Implements [`crate::Stack::tcp_flush`].
     #[inline]
     pub(crate) fn flush(&mut self, interface: &mut Interface, now_ns: u64, arena: &mut Arena) {
+        self.flush_cost = 0;
         if !self.replies.is_empty() {
             self.send_replies(interface, now_ns, arena);
         }
@@ -84,6 +91,10 @@ impl TcpTable {
             if !interface.has_space_for_segments(arena) {
                 self.requeue_pending(index);
                 return self.retry_later(now_ns);
+            }
+            if self.flush_cost >= MAX_FLUSH_COST {
+                self.requeue_pending(index);
+                return self.go_on_later(now_ns);
             }
             self.flush_connection(interface, now_ns, arena, index, remote);
         }
@@ -194,6 +205,7 @@ impl TcpTable {
             debug_assert!(false, "a segment is no larger than a frame");
             return arena.free(frame);
         }
+        self.flush_cost += 1 + usize::from(out.data_bytes) / COSTLY_BYTES;
         let connection = index.and_then(|index| self.connections.at_mut(index));
         let (hop_limit, traffic_class, dont_fragment) = match connection {
             Some(connection) => {

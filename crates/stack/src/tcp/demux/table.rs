@@ -64,6 +64,8 @@ pub(crate) struct TcpTable {
     /// Largest payload of the link in bytes: for IPv4 and for IPv6.
     pub(crate) link_mss: [u16; 2],
     retry_at_ns: u64,
+    /// Cost of what the current flush has sent.
+    pub(super) flush_cost: usize,
     /// Time of the next check for unused memory.
     trim_at_ns: u64,
 }
@@ -94,6 +96,7 @@ impl TcpTable {
             cookies_until_ns: 0,
             link_mss,
             retry_at_ns: NEVER,
+            flush_cost: 0,
             trim_at_ns: now_ns,
         }
     }
@@ -444,6 +447,11 @@ impl TcpTable {
     /// Schedules another attempt to send, after queues were full.
     pub(crate) fn retry_later(&mut self, now_ns: u64) {
         self.retry_at_ns = now_ns.saturating_add(RETRY_INTERVAL_NS);
+    }
+
+    /// Schedules the rest of the output for the next reading of the clock.
+    pub(super) fn go_on_later(&mut self, now_ns: u64) {
+        self.retry_at_ns = now_ns.saturating_add(1);
     }
 
     /// Time of the next call of [`TcpTable::expire`], if any.

@@ -23,7 +23,7 @@ use crate::testbed::dns::tools::{DnsTool, DnsToolRates};
 use crate::testbed::dns::{DnsMeasurement, DnsService, DnsTestbed};
 use crate::testbed::netns;
 use crate::testbed::receive_work::ReceiveWork;
-use peak_search::{LoadPoint, PeakSearch};
+use peak_search::{LoadPoint, PeakSearch, SearchEffort};
 use verify::Answers;
 
 /// Configuration of the experiment.
@@ -40,6 +40,8 @@ pub struct DnsConfig {
     pub repeats: usize,
     /// First offered load and the step of the search, in requests per second.
     pub step_pps: f64,
+    /// Search for a first look.
+    pub quick_search: bool,
     /// Highest offered load, in requests per second.
     pub ceiling_pps: f64,
     /// Compare every answer with NSD's.
@@ -58,6 +60,7 @@ impl Default for DnsConfig {
             seconds: 2.0,
             repeats: 5,
             step_pps: 100_000.0,
+            quick_search: false,
             ceiling_pps: 2_000_000.0,
             verify: true,
             server_core: 1,
@@ -70,7 +73,7 @@ impl DnsConfig {
     /// Shorter measurements and fewer repeats, for a quick run.
     #[must_use]
     pub fn quick(self) -> Self {
-        Self { seconds: 0.5, repeats: 1, step_pps: 200_000.0, ..self }
+        Self { seconds: 0.5, repeats: 1, step_pps: 200_000.0, quick_search: true, ..self }
     }
 
     /// Servers whose answers are compared with NSD's.
@@ -287,7 +290,8 @@ fn find_peak(
         progress.line(format_args!("{:<16} {}", kind.name(), server.detail));
     }
     // Coarse: the best of many ways is sought, not the last percent.
-    let mut search = PeakSearch::new(2.0 * config.step_pps, config.ceiling_pps);
+    let effort = if config.quick_search { SearchEffort::QUICK } else { SearchEffort::WHOLE };
+    let mut search = PeakSearch::new(2.0 * config.step_pps, config.ceiling_pps, effort);
     let seconds = (config.seconds / 4.0).clamp(0.2, 0.5);
     while let Some(offered_pps) = search.next_load() {
         let run = testbed.measure(&server, Some(offered_pps), seconds)?;

@@ -21,17 +21,30 @@ pub struct PeakSearch {
     pending: Vec<f64>,
     points: Vec<LoadPoint>,
     refinements: u32,
+    effort: SearchEffort,
 }
 
-/// Steps without a new best rate after which the load rises no further.
-const MAX_STEPS_WITHOUT_GAIN: usize = 4;
-/// Number of times that the search halves its step around the best load.
-const MAX_REFINEMENTS: u32 = 2;
+/// Ends of a search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SearchEffort {
+    /// Steps without a new best rate after which the load rises no further.
+    max_steps_without_gain: usize,
+    /// Number of times that the search halves its step around the best load.
+    max_refinements: u32,
+}
+
+impl SearchEffort {
+    /// Finds a peak behind a dip, and the load of the peak to a quarter of a step.
+    pub const WHOLE: Self = Self { max_steps_without_gain: 4, max_refinements: 2 };
+    /// Finds the load of the peak to half a step.
+    pub const QUICK: Self = Self { max_steps_without_gain: 2, max_refinements: 1 };
+}
 
 impl PeakSearch {
     /// Returns a search from `step_pps` to `ceiling_pps` requests per second.
-    pub fn new(step_pps: f64, ceiling_pps: f64) -> Self {
-        Self { step_pps, ceiling_pps, pending: vec![step_pps], points: Vec::new(), refinements: 0 }
+    pub fn new(step_pps: f64, ceiling_pps: f64, effort: SearchEffort) -> Self {
+        let pending = vec![step_pps];
+        Self { step_pps, ceiling_pps, pending, points: Vec::new(), refinements: 0, effort }
     }
 
     /// Returns the next load to offer, in requests per second; `None` when the search is finished.
@@ -47,7 +60,7 @@ impl PeakSearch {
         }
         if self.refinements == 0 && self.should_climb() {
             self.pending.push(point.offered_pps + self.step_pps);
-        } else if self.refinements < MAX_REFINEMENTS {
+        } else if self.refinements < self.effort.max_refinements {
             self.refinements += 1;
             self.step_pps /= 2.0;
             let Some(best) = self.best() else { return };
@@ -77,7 +90,7 @@ impl PeakSearch {
                 if point.answered_pps > best.1 * 1.01 { (at, point.answered_pps) } else { best }
             })
         };
-        self.points.len() - best_at(&self.points).0 <= MAX_STEPS_WITHOUT_GAIN
+        self.points.len() - best_at(&self.points).0 <= self.effort.max_steps_without_gain
     }
 }
 
@@ -86,7 +99,11 @@ mod tests {
     use super::*;
 
     fn search(ceiling: f64, server: impl Fn(f64) -> f64) -> PeakSearch {
-        let mut search = PeakSearch::new(100.0, ceiling);
+        search_with(SearchEffort::WHOLE, ceiling, server)
+    }
+
+    fn search_with(effort: SearchEffort, ceiling: f64, server: impl Fn(f64) -> f64) -> PeakSearch {
+        let mut search = PeakSearch::new(100.0, ceiling, effort);
         let mut steps = 0;
         while let Some(offered_pps) = search.next_load() {
             search.record(LoadPoint { offered_pps, answered_pps: server(offered_pps) });
@@ -109,6 +126,15 @@ mod tests {
         let found = search(10_000.0, |load| load.min(333.0));
         assert_eq!(found.best().unwrap().answered_pps, 333.0);
         assert!(found.points().iter().all(|point| point.offered_pps <= 900.0), "{found:?}");
+    }
+
+    #[test]
+    fn a_quick_search_is_short() {
+        let server = |load: f64| load.min(333.0);
+        let found = search_with(SearchEffort::QUICK, 10_000.0, server);
+        assert_eq!(found.best().unwrap().answered_pps, 333.0);
+        assert!(found.points().len() <= 8, "{found:?}");
+        assert!(search(10_000.0, server).points().len() > 10);
     }
 
     #[test]

@@ -62,11 +62,12 @@ impl HostilePart {
         }
     }
 
-    /// Steps of the part: a trial, or a load beside an attacker.
+    /// Steps of the part: a trial, or the loads without and beside an attacker.
     fn steps(self, config: &HostileConfig) -> usize {
         match self {
             Self::LeftBehind => left_behind::Ending::ALL.len() * config.trials as usize,
-            Self::Neighbour => Attack::ALL.len() * config.repeats,
+            // The harmless attacker is the reference of the others.
+            Self::Neighbour => (Attack::ALL.len() - 1) * config.repeats,
         }
     }
 }

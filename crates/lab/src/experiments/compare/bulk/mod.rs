@@ -1,13 +1,16 @@
 //! Experiment bulk: bulk transfer in one direction, on one stream and on many.
 
+mod iperf3;
+
 use serde_json::json;
 use tidegate_load::{Exchange, LinkKind, TcpLoadConfig};
 
+use self::iperf3::Iperf3;
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FIRST_PASS_SECONDS, FirstPass, Goal};
 use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
-use crate::stats::median;
+use crate::stats::{median, spread_percent};
 use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{
     KernelProgram, ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores,
@@ -194,6 +197,10 @@ impl Row {
     fn median(&self, of: impl Fn(&TcpMeasurement) -> f64) -> f64 {
         median(self.runs.iter().map(of))
     }
+
+    fn spread_percent(&self, of: impl Fn(&TcpMeasurement) -> f64) -> f64 {
+        spread_percent(self.runs.iter().map(of))
+    }
 }
 
 /// Measurements of all servers in one case: the kernel's best, then Tidegate's.
@@ -238,7 +245,11 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
         results.push(CaseResults { case, rows, first_pass: ways });
     }
     drop(first_pass);
-    let rows = results.iter().map(|one| one.rows.len()).sum::<usize>();
+    // iperf3 counts whole seconds: a short run measures one stream.
+    let stream_counts = if config.seconds < 1.0 { &STREAM_COUNTS[..1] } else { &STREAM_COUNTS[..] };
+    let mut iperf3 =
+        Iperf3::choose_kernel((server_core, load_core), stream_counts, FIRST_PASS_SECONDS)?;
+    let rows = results.iter().map(|one| one.rows.len()).sum::<usize>() + iperf3.steps();
     let progress = Progress::new(rows * config.repeats);
     for repeat in 1..=config.repeats {
         for CaseResults { case, rows, .. } in &mut results {
@@ -247,8 +258,11 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
                 row.runs.push(measure(&progress, *case, row.server_kind, config.seconds, &label)?);
             }
         }
+        iperf3.measure(config.seconds, &progress)?;
     }
-    Ok(report(&results))
+    let mut result = report(&results);
+    iperf3.report(&mut result);
+    Ok(result)
 }
 
 fn report(results: &[CaseResults]) -> Experiment {
@@ -273,6 +287,7 @@ fn report(results: &[CaseResults]) -> Experiment {
                 "way": case.direction.name(),
                 "streams": case.streams,
                 "gigabits_per_second": row.median(|run| case.gbps(run)),
+                "spread_percent": row.spread_percent(|run| case.gbps(run)),
                 "server_core": row.median(|run| run.server_core.busy_percent),
                 "load_core": row.median(|run| run.load_core.busy_percent),
             })

@@ -1,5 +1,7 @@
 //! Experiments echo-throughput, echo-message-size and echo-latency: the scenarios of Farias (2023).
 
+mod sockperf;
+
 use std::fmt;
 
 use serde_json::json;
@@ -9,7 +11,7 @@ use crate::error::LabError;
 use crate::experiments::kernel_best::{FIRST_PASS_SECONDS, FirstPass, Goal, distinct_best};
 use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
-use crate::stats::median;
+use crate::stats::{median, spread_percent};
 use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores};
 
@@ -88,6 +90,10 @@ struct Row {
 impl Row {
     fn median(&self, of: impl Fn(&TcpMeasurement) -> f64) -> f64 {
         median(self.runs.iter().map(of))
+    }
+
+    fn spread_percent(&self, of: impl Fn(&TcpMeasurement) -> f64) -> f64 {
+        spread_percent(self.runs.iter().map(of))
     }
 
     fn rps(&self) -> f64 {
@@ -196,6 +202,7 @@ pub fn run_latency(config: &TcpLabConfig) -> Result<Experiment, LabError> {
          core, as kernel-*-softirq has all its receive work there; tidegate-xdp-dedicated polls on \
          core 1",
     );
+    sockperf::add_rows(config, results[0].point, &mut result)?;
     Ok(result)
 }
 
@@ -339,6 +346,7 @@ fn experiment(name: &str, results: &[PointResults]) -> Experiment {
                 "requests_per_second": row.rps(),
                 "gigabits_per_second": row.rps() * row.point.bytes as f64 * 8.0 / 1e9,
                 "p50_us": row.median(|run| run.load.latency.p50_us),
+                "spread_percent": row.spread_percent(|run| run.load.latency.p50_us),
                 "p95_us": row.median(|run| run.load.latency.p95_us),
                 "p99_us": row.median(|run| run.load.latency.p99_us),
                 "server_core": row.median(|run| run.server_core.busy_percent),
