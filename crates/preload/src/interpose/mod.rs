@@ -5,6 +5,8 @@
 
 pub mod epoll;
 mod errno;
+#[cfg(target_arch = "x86_64")]
+pub mod exec_list;
 pub mod fd;
 pub mod process;
 pub mod receive;
@@ -12,5 +14,6 @@ pub mod send;
 pub mod sendfile;
 pub mod signal;
 pub mod socket;
+pub mod spawn;
 pub mod syscall;
 pub mod wait;
