@@ -350,7 +350,7 @@ fn check_nsd(testbed: &Testbed, daemon: &Daemon<'_>, reuse_port: &str) {
 
 /// A program that gives up its user before it listens is told why the daemon refuses it.
 #[test]
-fn program_without_the_right_to_attach_is_told_the_group() {
+fn refusal_names_the_group_that_may_attach() {
     if !can_run("run_attached_group", &["python3"]) {
         return;
     }

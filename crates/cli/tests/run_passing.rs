@@ -407,7 +407,9 @@ fn started_programs_inherit_sockets() {
     let daemon = Daemon::start(&testbed, &[]);
     let mut python = daemon.run(&[], &["python3", "-c", STARTING_SERVER]);
     let _python = ChildProcess::new(&mut python);
-    wait_until("the server listens", || !daemon.sockets()["applications"][0]["sockets"][0].is_null());
+    wait_until("the server listens", || {
+        !daemon.sockets()["applications"][0]["sockets"][0].is_null()
+    });
     for address in [SERVER_V4, SERVER_V6] {
         for name in ["posix_spawn", "posix_spawnp", "execl", "execlp", "execle", "fexecve"] {
             let nc = format!("echo hello | nc -w 30 {address} 7500");

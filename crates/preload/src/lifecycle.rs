@@ -94,9 +94,7 @@ extern "C" fn in_fork_child() {
 ///
 /// # Errors
 /// As the system call.
-pub(crate) fn fork_by_system_call(
-    fork: impl FnOnce() -> io::Result<c_long>,
-) -> io::Result<c_long> {
+pub(crate) fn fork_by_system_call(fork: impl FnOnce() -> io::Result<c_long>) -> io::Result<c_long> {
     if runtime::opened_net().is_none() {
         return fork();
     }

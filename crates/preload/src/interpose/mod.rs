@@ -8,6 +8,7 @@ mod errno;
 #[cfg(target_arch = "x86_64")]
 pub mod exec_list;
 pub mod fd;
+pub mod limit;
 pub mod process;
 pub mod receive;
 pub mod send;
@@ -15,5 +16,6 @@ pub mod sendfile;
 pub mod signal;
 pub mod socket;
 pub mod spawn;
+pub mod splice;
 pub mod syscall;
 pub mod wait;

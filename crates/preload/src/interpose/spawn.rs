@@ -14,7 +14,10 @@ use crate::real;
 /// Change of the new program's descriptors.
 #[derive(Clone, Copy)]
 enum FileAction {
-    Duplicate { from: c_int, to: c_int },
+    Duplicate {
+        from: c_int,
+        to: c_int,
+    },
     /// The number is closed, or becomes another file.
     Drop(c_int),
     /// All numbers from this one on are closed.
@@ -43,11 +46,7 @@ fn lock() -> MutexGuard<'static, Option<HashMap<usize, Vec<FileAction>>>> {
 }
 
 /// Adds an action that the C library has accepted; returns the C library's result.
-fn record(
-    object: *const posix_spawn_file_actions_t,
-    action: FileAction,
-    result: c_int,
-) -> c_int {
+fn record(object: *const posix_spawn_file_actions_t, action: FileAction, result: c_int) -> c_int {
     if result == 0 {
         lock().get_or_insert_default().entry(object.addr()).or_default().push(action);
     }
