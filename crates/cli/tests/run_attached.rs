@@ -348,6 +348,27 @@ fn check_nsd(testbed: &Testbed, daemon: &Daemon<'_>, reuse_port: &str) {
     while pid.exists() && began.elapsed() < Duration::from_secs(30) {}
 }
 
+/// A program that gives up its user before it listens is told why the daemon refuses it.
+#[test]
+fn refusal_names_the_group_that_may_attach() {
+    if !can_run("run_attached_group", &["python3"]) {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let listens = |daemon: &Daemon<'_>| {
+        let script = "import os, socket; os.setgroups([]); os.setgid(65534); os.setuid(65534); \
+                      socket.create_server(('', 7000))";
+        let output = daemon.run(&[], &["python3", "-c", script]).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (succeeds, printed) = listens(&Daemon::start(&testbed, &[]));
+    assert!(!succeeds && printed.contains("Network is down"), "{printed}");
+    assert!(printed.contains("runs as user 65534 with group 65534"), "{printed}");
+    assert!(printed.contains("`--socket-group 65534`"), "{printed}");
+    let (succeeds, printed) = listens(&Daemon::start(&testbed, &["--socket-group", "65534"]));
+    assert!(succeeds && printed.contains("now uses Tidegate"), "{printed}");
+}
+
 #[test]
 fn reports_missing_daemon_and_conflicts() {
     if !can_run("run_attached_errors", &["curl"]) {

@@ -355,6 +355,75 @@ fn sockets_survive_exec() {
     assert_eq!(apps.len(), cores(), "only the last executed program is attached: {report}");
 }
 
+/// Server that starts `sh` for each connection, in another way each time, with the connection as
+/// standard input and output.
+const STARTING_SERVER: &str = r#"
+import ctypes, os, signal, socket
+
+libc = ctypes.CDLL(None)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+listener = socket.create_server(("::", 7500), family=socket.AF_INET6, dualstack_ipv6=True)
+script = 'read -r line; echo "$0 $line $SETTING $1$2$3$4$5$6"'
+
+def spawn(function, connection):
+    number = connection.fileno()
+    # 9 is overwritten by another file, and 8 is closed.
+    actions = [(os.POSIX_SPAWN_DUP2, number, to) for to in (8, 9, 0, 1)]
+    actions += [(os.POSIX_SPAWN_OPEN, 9, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_CLOSE, 8)]
+    words = ["sh", "-c", script, function.__name__, *"abcdef"]
+    function("/bin/sh", words, {"SETTING": "here"}, file_actions=actions)
+
+def execute(name, connection):
+    os.environ["SETTING"] = "here"
+    if os.fork() == 0:
+        for to in (0, 1):
+            os.dup2(connection.fileno(), to)
+        words = [b"sh", b"-c", script.encode(), name.encode(), *(b"%c" % c for c in b"abcdef")]
+        if name == "fexecve":
+            environment = (ctypes.c_char_p * 2)(b"SETTING=here", None)
+            list = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+            libc.fexecve(os.open("/bin/sh", os.O_RDONLY | os.O_CLOEXEC), list, environment)
+        elif name == "execle":
+            libc.execle(b"/bin/sh", *words, None, (ctypes.c_char_p * 2)(b"SETTING=here", None))
+        elif name == "execlp":
+            libc.execlp(b"sh", *words, None)
+        else:
+            libc.execl(b"/bin/sh", *words, None)
+        os._exit(1)
+
+while True:
+    for function in os.posix_spawn, os.posix_spawnp:
+        spawn(function, listener.accept()[0])
+    for name in "execl", "execlp", "execle", "fexecve":
+        execute(name, listener.accept()[0])
+"#;
+
+#[test]
+fn started_programs_inherit_sockets() {
+    if !can_run("run_passing_start", &["python3", "nc"]) {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
+    let mut python = daemon.run(&[], &["python3", "-c", STARTING_SERVER]);
+    let _python = ChildProcess::new(&mut python);
+    wait_until("the server listens", || {
+        !daemon.sockets()["applications"][0]["sockets"][0].is_null()
+    });
+    for address in [SERVER_V4, SERVER_V6] {
+        for name in ["posix_spawn", "posix_spawnp", "execl", "execlp", "execle", "fexecve"] {
+            let nc = format!("echo hello | nc -w 30 {address} 7500");
+            let got = testbed.tool("sh", &["-c", &nc]);
+            assert_eq!(got, format!("{name} hello here abcdef\n"), "{address}");
+        }
+    }
+    wait_until("only the server is attached", || {
+        let report = daemon.sockets();
+        let apps = report["applications"].as_array().unwrap();
+        apps.len() == cores() && apps[0]["sockets"].as_array().unwrap().len() == 1
+    });
+}
+
 /// A running nginx; drop ends its current master and waits until the PID file is gone.
 struct Nginx<'s> {
     testbed: &'s Testbed,

@@ -494,3 +494,36 @@ fn postgresql_serves_from_its_children() {
         wait_until("postgres has exited", || !folder.path().join("data/postmaster.pid").exists());
     });
 }
+
+/// The worker, which listens, runs as a user of its own.
+#[test]
+fn varnish_serves_from_its_cache() {
+    if !can_run("run_servers_varnish", &["varnishd", "curl", "python3", "cc"]) {
+        return;
+    }
+    let folder = files();
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let root = folder.path().to_str().unwrap();
+    ServerHost::attached_with(&["--socket-group", "varnish"], |host| {
+        let mut backend = host.testbed().client().command("python3");
+        backend.args(["-m", "http.server", "8081", "--bind", "::", "--directory", root]);
+        let backend = ChildProcess::new(backend.stderr(Stdio::null()));
+        for (number, address) in [CLIENT_V4, CLIENT_V6].into_iter().enumerate() {
+            host.testbed().wait_for_port(address, 8081);
+            let backend = url(address, ":8081").replace("http://", "");
+            let state = format!("{root}/state{number}");
+            let server = ["varnishd", "-F", "-n", &state, "-a", ":8080", "-b", &backend];
+            let _server = ChildProcess::new(&mut host.run(&server));
+            for server in SERVERS {
+                let page = url(server, ":8080/small");
+                // The socket listens, and is opened anew, before the worker serves.
+                wait_until("the worker serves", || {
+                    let request = ["-s", "--max-time", "20", &page];
+                    host.testbed().try_tool("curl", &request).stdout == b"high water\n"
+                });
+            }
+            fetch_all(host.testbed(), folder.path());
+        }
+        drop(backend);
+    });
+}

@@ -20,6 +20,12 @@ impl Clock {
         monotonic_ns().wrapping_sub(self.epoch_ns)
     }
 
+    /// Time of the system's monotonic clock at `ns` nanoseconds since the epoch of this clock.
+    #[inline]
+    pub fn monotonic_ns(&self, ns: u64) -> u64 {
+        self.epoch_ns.wrapping_add(ns)
+    }
+
     /// Returns the same clock, advanced by `by_ns` nanoseconds: for tests, which do not wait.
     pub fn advanced_by(self, by_ns: u64) -> Self {
         Self { epoch_ns: self.epoch_ns.wrapping_sub(by_ns) }

@@ -419,6 +419,13 @@ impl Engine {
         (&mut self.stack, &mut self.arena, self.now_ns)
     }
 
+    /// Time of the last round or of [`Engine::read_clock`], in nanoseconds of the system's
+    /// monotonic clock.
+    #[inline]
+    pub fn monotonic_ns(&self) -> u64 {
+        self.clock.monotonic_ns(self.now_ns)
+    }
+
     /// Reads the clock, in nanoseconds. One reading for a whole burst is enough.
     pub fn read_clock(&mut self) -> u64 {
         self.now_ns = self.clock.now_ns();

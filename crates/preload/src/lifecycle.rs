@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::io;
 use std::sync::MutexGuard;
 
+use libc::c_long;
 use tidegate::{Fork, Net};
 
 use crate::signals::SignalGuard;
@@ -41,51 +42,69 @@ fn take_fork_guards() -> Option<ForkGuards> {
 }
 
 fn install_fork_handlers() {
-    extern "C" fn before() {
-        let Some(net) = runtime::opened_net().filter(|net| net.is_attached()) else { return };
-        let signal_guard = SignalGuard::enter();
-        // In the order in which other threads take these locks.
-        let epoll_guard = epoll::lock_all();
-        let Some(fork) = net.prepare_fork() else { return };
-        let guards =
-            ForkGuards { fork, table_locks: fd_table::lock_all(), epoll_guard, signal_guard };
-        // An exiting thread does not fork.
-        let _ = FORK_GUARDS.try_with(|slot| slot.replace(Some(guards)));
-    }
-    extern "C" fn in_parent() {
-        let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard }) = take_fork_guards()
-        else {
-            return;
-        };
-        drop(table_locks);
-        fork.in_parent();
-        // Dropping the last reference to a set calls the stack.
-        drop(epoll_guard);
-        fd_table::sockets().for_each(|socket| socket.note_other_holders());
-        drop(signal_guard);
-    }
-    extern "C" fn in_child() {
-        let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard: _signal_guard }) =
-            take_fork_guards()
-        else {
-            return runtime::set_child();
-        };
-        drop(table_locks);
-        let inherited = fork.in_child();
-        drop(epoll_guard);
-        match inherited {
-            Ok(()) => fd_table::sockets().for_each(|socket| socket.on_inherited()),
-            Err(error) => {
-                log::write(&format!(
-                    "a forked child did not get the sockets of its parent: {error}"
-                ));
-            }
-        }
-    }
     // SAFETY: the functions live as long as this library, which is never unloaded. The C
     // library calls them in the thread that forks, the last two after its own memory is
     // consistent again. They acquire and release locks of that thread only.
-    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_fork_child)) };
+}
+
+extern "C" fn before_fork() {
+    let Some(net) = runtime::opened_net().filter(|net| net.is_attached()) else { return };
+    let signal_guard = SignalGuard::enter();
+    // In the order in which other threads take these locks.
+    let epoll_guard = epoll::lock_all();
+    let Some(fork) = net.prepare_fork() else { return };
+    let guards = ForkGuards { fork, table_locks: fd_table::lock_all(), epoll_guard, signal_guard };
+    // An exiting thread does not fork.
+    let _ = FORK_GUARDS.try_with(|slot| slot.replace(Some(guards)));
+}
+
+/// Runs in the parent.
+extern "C" fn after_fork() {
+    let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard }) = take_fork_guards()
+    else {
+        return;
+    };
+    drop(table_locks);
+    fork.in_parent();
+    // Dropping the last reference to a set calls the stack.
+    drop(epoll_guard);
+    fd_table::sockets().for_each(|socket| socket.note_other_holders());
+    drop(signal_guard);
+}
+
+extern "C" fn in_fork_child() {
+    let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard: _signal_guard }) =
+        take_fork_guards()
+    else {
+        return runtime::set_child();
+    };
+    drop(table_locks);
+    let inherited = fork.in_child();
+    drop(epoll_guard);
+    match inherited {
+        Ok(()) => fd_table::sockets().for_each(|socket| socket.on_inherited()),
+        Err(error) => {
+            log::write(&format!("a forked child did not get the sockets of its parent: {error}"));
+        }
+    }
+}
+
+/// Forks by a system call of the application, for which the C library calls no handlers.
+///
+/// # Errors
+/// As the system call.
+pub(crate) fn fork_by_system_call(fork: impl FnOnce() -> io::Result<c_long>) -> io::Result<c_long> {
+    if runtime::opened_net().is_none() {
+        return fork();
+    }
+    before_fork();
+    let process = fork();
+    match process {
+        Ok(0) => in_fork_child(),
+        _ => after_fork(),
+    }
+    process
 }
 
 /// Called when the process exits: written data is still sent, as by the kernel.

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
 
 use libc::{
-    c_int, c_void, iovec, msghdr, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
-    timespec,
+    c_int, c_uint, c_void, cmsghdr, iovec, msghdr, sockaddr, sockaddr_in, sockaddr_in6,
+    sockaddr_storage, socklen_t, timespec,
 };
 
 use crate::real;
@@ -222,6 +222,52 @@ pub(crate) unsafe fn passed_fds(message: &msghdr) -> Vec<c_int> {
     all
 }
 
+/// Control message of received data.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ControlMessage {
+    pub(crate) level: c_int,
+    pub(crate) kind: c_int,
+    pub(crate) data: Vec<u8>,
+}
+
+/// Writes control messages as the kernel does: a message without enough space is cut
+/// (`MSG_CTRUNC`).
+///
+/// # Safety
+/// `msg_control` of the message is null or has space for `msg_controllen` bytes.
+pub(crate) unsafe fn write_control_messages(message: &mut msghdr, all: &[ControlMessage]) {
+    let space = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
+    let mut used = 0;
+    for one in all {
+        let free = space - used;
+        if free < size_of::<cmsghdr>() {
+            message.msg_flags |= libc::MSG_CTRUNC;
+            break;
+        }
+        // SAFETY: calculations with a length of some bytes.
+        let (needed, needed_space) = unsafe {
+            let len = one.data.len() as c_uint;
+            (libc::CMSG_LEN(len) as usize, libc::CMSG_SPACE(len) as usize)
+        };
+        if free < needed {
+            message.msg_flags |= libc::MSG_CTRUNC;
+        }
+        let len = needed.min(free);
+        // SAFETY: writes `len` bytes, of which there is space for `free`. The start is aligned as
+        // the application's buffer is.
+        unsafe {
+            let mut head: cmsghdr = std::mem::zeroed();
+            (head.cmsg_len, head.cmsg_level, head.cmsg_type) = (len, one.level, one.kind);
+            let start = message.msg_control.cast::<u8>().add(used);
+            start.cast::<cmsghdr>().write_unaligned(head);
+            let data = start.add(size_of::<cmsghdr>());
+            std::ptr::copy_nonoverlapping(one.data.as_ptr(), data, len - size_of::<cmsghdr>());
+        }
+        used += needed_space.min(free);
+    }
+    message.msg_controllen = used;
+}
+
 /// Timeout from milliseconds; `None` (no limit) when negative.
 pub(crate) fn ms_timeout(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
@@ -269,6 +315,26 @@ mod tests {
         unsafe { write_address(buf.as_mut_ptr().cast(), &mut len, given) };
         assert_eq!(len as usize, size_of::<sockaddr_in>());
         assert!(buf[4..].iter().all(|&byte| byte == 0xff));
+    }
+
+    #[test]
+    fn control_messages_are_cut_to_their_space() {
+        let message = |kind, data: &[u8]| ControlMessage { level: 0, kind, data: data.to_vec() };
+        let all = [message(1, &[1]), message(2, &[2; 12])];
+        for (space, used, is_cut) in
+            [(0, 0, true), (15, 0, true), (16, 16, true), (24, 24, true), (40, 40, true)]
+                .into_iter()
+                .chain([(50, 50, true), (52, 52, false), (100, 56, false)])
+        {
+            let mut buf = [0xffu8; 128];
+            let mut header: msghdr = unsafe { std::mem::zeroed() };
+            header.msg_control = buf.as_mut_ptr().cast();
+            header.msg_controllen = space;
+            unsafe { write_control_messages(&mut header, &all) };
+            assert_eq!(header.msg_controllen, used, "{space}");
+            assert_eq!(header.msg_flags & libc::MSG_CTRUNC != 0, is_cut, "{space}");
+            assert!(buf[space..].iter().all(|&byte| byte == 0xff), "{space}");
+        }
     }
 
     #[test]

@@ -50,4 +50,6 @@ pub use tcp::{
     CongestionControl, Keepalive, RecoveryPhase, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId,
     TcpOptions, TcpReadiness, TcpSecrets, TcpState, UnreachableReason,
 };
-pub use udp::{Datagram, InPlaceRequest, QUEUE_FILL_SCALE, UdpId, UdpOptions, UdpRequest};
+pub use udp::{
+    Datagram, DatagramInfo, InPlaceRequest, QUEUE_FILL_SCALE, UdpId, UdpOptions, UdpRequest,
+};

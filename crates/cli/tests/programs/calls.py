@@ -22,12 +22,34 @@ import termios
 import threading
 import time
 
+# Of Linux, not defined by every Python.
+IP_RECVTTL, IP_RECVTOS, SO_TIMESTAMP, SO_TIMESTAMPNS = 12, 13, 29, 35
 CONTROL = 7000
 LIMIT = 20
 
 
 def family(address):
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def mark(udp, hop_limit, traffic_class):
+    """Sets hop limit and traffic class of the datagrams that a socket sends."""
+    if udp.family == socket.AF_INET6:
+        udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, hop_limit)
+        udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, traffic_class)
+    else:
+        udp.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, hop_limit)
+        udp.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic_class)
+
+
+def request_marks(udp):
+    """Requests hop limit and traffic class of received datagrams as control messages."""
+    if udp.family == socket.AF_INET6:
+        udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, 1)
+        udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVTCLASS, 1)
+    else:
+        udp.setsockopt(socket.IPPROTO_IP, IP_RECVTTL, 1)
+        udp.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
 
 
 # The peer.
@@ -113,6 +135,30 @@ def order(connection, address):
         with socket.socket(family(address), socket.SOCK_DGRAM) as back:
             for text in words[2:]:
                 back.sendto(text, (address, int(words[1])))
+            connection.sendall(b".")
+            connection.recv(1)
+    elif words[0] == b"marked":
+        # A datagram with a hop limit and a traffic class of its own.
+        with socket.socket(family(address), socket.SOCK_DGRAM) as back:
+            mark(back, 33, 0xB8)
+            back.sendto(b"marked", (address, int(words[1])))
+            connection.sendall(b".")
+            connection.recv(1)
+    elif words[0] == b"marks":
+        # Receives a datagram, and reports its hop limit and traffic class.
+        with socket.socket(family(address), socket.SOCK_DGRAM) as udp:
+            udp.settimeout(LIMIT)
+            udp.bind((connection.getsockname()[0], 0))
+            request_marks(udp)
+            connection.sendall(b"%d" % udp.getsockname()[1])
+            for _ in range(int(words[1])):
+                notes = udp.recvmsg(100, 200)[1]
+                connection.sendall(b" ".join(b"%d" % raw[0] for _, _, raw in notes))
+    elif words[0] == b"many":
+        # Datagrams of 1,000 bytes.
+        with socket.socket(family(address), socket.SOCK_DGRAM) as back:
+            for _ in range(int(words[2])):
+                back.sendto(bytes(1000), (address, int(words[1])))
             connection.sendall(b".")
             connection.recv(1)
     elif words[0] == b"flows":
@@ -1015,6 +1061,121 @@ def own_device(subject):
             yield one.recv(100)
 
 
+def control_data(subject):
+    """Control messages of received datagrams."""
+    any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
+    for address in any_address, subject.own:
+        for requests_first in True, False:
+            with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+                if requests_first:
+                    request_marks(udp)
+                udp.bind((address, 0))
+                udp.settimeout(LIMIT)
+                port = udp.getsockname()[1]
+                request_marks(udp)
+                for option, ticks in (SO_TIMESTAMP, 1_000_000), (SO_TIMESTAMPNS, 1_000_000_000):
+                    udp.setsockopt(socket.SOL_SOCKET, option, 1)
+                    before = time.time_ns()
+                    with subject.order_peer(f"marked {port}") as orders:
+                        data, notes, flags, _ = udp.recvmsg(100, 500)
+                        yield data, flags, [(level, kind) for level, kind, _ in notes]
+                        yield [raw for _, _, raw in notes[1:]]
+                        seconds, part = struct.unpack("ll", notes[0][2])
+                        received = seconds * 1_000_000_000 + part * (1_000_000_000 // ticks)
+                        yield before - 1000 <= received <= time.time_ns()
+
+
+def marked_datagrams(subject):
+    """Hop limit and traffic class that change after the socket has sent."""
+    with subject.order_peer("marks 3") as orders, socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        port = int(orders.recv(100))
+        for hop_limit, traffic_class in (64, 0), (33, 0x20), (99, 0xB8):
+            mark(udp, hop_limit, traffic_class)
+            udp.sendto(b"text", (subject.peer, port))
+            yield orders.recv(100)
+
+
+def bounded_queue(subject):
+    """What a socket with a small buffer keeps of many datagrams."""
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        udp.bind((subject.own, 0))
+        for size in 10_000, 40_000:
+            udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+            port = udp.getsockname()[1]
+            with subject.order_peer(f"many {port} 500") as orders:
+                yield orders.recv(1)
+                udp.setblocking(False)
+                count = 0
+                while code(udp.recv, 1000) != "EAGAIN":
+                    count += 1
+                yield 2 < count < size // 450
+
+
+def splicing(subject):
+    splice = ctypes.CDLL(None, use_errno=True).splice
+    nonblocking = 2
+
+    def move(source, target, size, flags=0):
+        result = splice(source, None, target, None, ctypes.c_size_t(size), flags)
+        return result if result >= 0 else error_name(ctypes.get_errno())
+
+    reader, writer = os.pipe()
+    with subject.order_peer("pieces abcdef gh") as connection:
+        socket_fd = connection.fileno()
+        connection.setblocking(False)
+        yield move(socket_fd, writer, 100)
+        connection.setblocking(True)
+        connection.sendall(b"1")
+        connection.recv(6, socket.MSG_PEEK | socket.MSG_WAITALL)
+        yield move(socket_fd, writer, 4), os.read(reader, 100)
+        yield move(socket_fd, writer, 100), os.read(reader, 100)
+        yield move(reader, socket_fd, 100, nonblocking)
+        os.write(writer, b"2 more")
+        yield move(reader, socket_fd, 1), os.read(reader, 100)
+        yield connection.recv(2, socket.MSG_WAITALL)
+        os.write(writer, b".")
+        yield move(reader, socket_fd, 100)
+        yield move(socket_fd, writer, 100)
+        yield move(socket_fd, socket_fd, 1)
+        offset = ctypes.byref(ctypes.c_longlong(0))
+        yield splice(socket_fd, offset, writer, None, ctypes.c_size_t(1), 0), error_name(ctypes.get_errno())
+    # Through a pipe that is smaller than the data.
+    size = 1_000_000
+    with subject.order_peer(f"give {size}") as connection:
+        got = 0
+        while got < size:
+            moved = move(connection.fileno(), writer, size)
+            got += len(os.read(reader, moved))
+        yield got
+    with subject.order_peer("count") as connection:
+        sent = 0
+        while sent < size:
+            os.write(writer, bytes(40_000))
+            left = 40_000
+            while left:
+                left -= move(reader, connection.fileno(), left)
+            sent += 40_000
+        connection.shutdown(socket.SHUT_WR)
+        yield connection.recv(100)
+    os.close(reader)
+    os.close(writer)
+
+
+def left_bytes(subject):
+    TCP_INQ = 36
+    with subject.order_peer("pieces abcdef") as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, TCP_INQ, 1)
+        yield connection.getsockopt(socket.IPPROTO_TCP, TCP_INQ)
+        connection.sendall(b"1")
+        connection.recv(6, socket.MSG_PEEK | socket.MSG_WAITALL)
+        for size in 2, 3, 1:
+            data, notes, flags, _ = connection.recvmsg(size, 100)
+            yield data, notes, flags
+        connection.sendall(b"2")
+        connection.recv(1, socket.MSG_PEEK)
+        yield connection.recvmsg(1, 100)[:3]
+
+
 def subject(own, peer, *chosen):
     own_side = Subject(own, peer)
     for part in [
@@ -1024,7 +1185,7 @@ def subject(own, peer, *chosen):
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
         shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, discarding, early_duplicates,
         mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again,
-        sending_after_shutdown, own_device,
+        sending_after_shutdown, own_device, control_data, marked_datagrams, bounded_queue, splicing, left_bytes,
     ]:
         if chosen and part.__name__ not in chosen:
             continue

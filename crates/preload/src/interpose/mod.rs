@@ -5,12 +5,17 @@
 
 pub mod epoll;
 mod errno;
+#[cfg(target_arch = "x86_64")]
+pub mod exec_list;
 pub mod fd;
+pub mod limit;
 pub mod process;
 pub mod receive;
 pub mod send;
 pub mod sendfile;
 pub mod signal;
 pub mod socket;
+pub mod spawn;
+pub mod splice;
 pub mod syscall;
 pub mod wait;

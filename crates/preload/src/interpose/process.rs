@@ -17,7 +17,7 @@ pub unsafe extern "C" fn vfork() -> pid_t {
 }
 
 /// The C library's `environ`.
-fn current_environment() -> *const *const c_char {
+pub(super) fn current_environment() -> *const *const c_char {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
@@ -37,39 +37,73 @@ unsafe fn strings<'a>(environment: *const *const c_char) -> Vec<&'a CStr> {
     }
 }
 
-/// Executes another program, with the descriptors of its inherited sockets in the environment.
-/// `exec` returns only on failure.
+/// Descriptor of a socket that the next program inherits.
+#[derive(Clone, Copy)]
+pub(super) struct InheritedFd {
+    /// Number in this process.
+    pub(super) here: c_int,
+    /// Number in the next program.
+    pub(super) there: c_int,
+    pub(super) stays_open: bool,
+}
+
+/// Descriptors of sockets that could be passed to the next program.
+pub(super) fn inheritable_fds() -> Vec<InheritedFd> {
+    if !runtime::opened_net().is_some_and(tidegate::Net::is_attached) {
+        return Vec::new();
+    }
+    let with_flags = |fd| {
+        // SAFETY: reads flags.
+        let flags = unsafe { real::fcntl64(fd, libc::F_GETFD, 0) };
+        let stays_open = flags != -1 && flags & libc::FD_CLOEXEC == 0;
+        InheritedFd { here: fd, there: fd, stays_open }
+    };
+    fd_table::range(0, u32::MAX).map(with_flags).collect()
+}
+
+/// Starts another program, with the descriptors of its inherited sockets in the environment.
+/// `has_started` says whether the result of `start` is that of success.
 ///
 /// # Safety
 /// `environment` is null or an array of C strings that ends with a null pointer.
+pub(super) unsafe fn start_with_sockets(
+    environment: *const *const c_char,
+    mut sockets: Vec<InheritedFd>,
+    start: impl FnOnce(*const *const c_char) -> c_int,
+    has_started: impl FnOnce(c_int) -> bool,
+) -> c_int {
+    if environment.is_null() {
+        return start(environment);
+    }
+    sockets.retain(|fd| fd.stays_open && transfer::send_socket(fd.here));
+    if sockets.is_empty() {
+        return start(environment);
+    }
+    // SAFETY: guaranteed by the caller.
+    let given = unsafe { strings(environment) };
+    let numbers: Vec<c_int> = sockets.iter().map(|fd| fd.there).collect();
+    let extended = environment::for_exec(given.into_iter(), &numbers);
+    let mut strings: Vec<*const c_char> = extended.iter().map(|string| string.as_ptr()).collect();
+    strings.push(std::ptr::null());
+    let result = start(strings.as_ptr());
+    if !has_started(result) {
+        let error = std::io::Error::last_os_error();
+        sockets.iter().for_each(|fd| transfer::withdraw_socket(fd.here));
+        errno::set_from(&error);
+    }
+    result
+}
+
+/// Executes another program in this process, which returns only on failure.
+///
+/// # Safety
+/// As [`start_with_sockets`].
 unsafe fn exec_with_sockets(
     environment: *const *const c_char,
     exec: impl FnOnce(*const *const c_char) -> c_int,
 ) -> c_int {
-    let stays_open = |&fd: &c_int| {
-        // SAFETY: reads flags.
-        let flags = unsafe { real::fcntl64(fd, libc::F_GETFD, 0) };
-        flags != -1 && flags & libc::FD_CLOEXEC == 0
-    };
-    let is_attached = runtime::opened_net().is_some_and(tidegate::Net::is_attached);
-    let mut inherited_fds: Vec<c_int> = match is_attached {
-        true => fd_table::range(0, u32::MAX).filter(stays_open).collect(),
-        false => Vec::new(),
-    };
-    inherited_fds.retain(|&fd| transfer::send_socket(fd));
-    if inherited_fds.is_empty() || environment.is_null() {
-        return exec(environment);
-    }
     // SAFETY: guaranteed by the caller.
-    let given = unsafe { strings(environment) };
-    let extended = environment::for_exec(given.into_iter(), &inherited_fds);
-    let mut strings: Vec<*const c_char> = extended.iter().map(|string| string.as_ptr()).collect();
-    strings.push(std::ptr::null());
-    let result = exec(strings.as_ptr());
-    let error = std::io::Error::last_os_error();
-    inherited_fds.into_iter().for_each(transfer::withdraw_socket);
-    errno::set_from(&error);
-    result
+    unsafe { start_with_sockets(environment, inheritable_fds(), exec, |_| false) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -102,6 +136,16 @@ pub unsafe extern "C" fn execvpe(
 pub unsafe extern "C" fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
     // SAFETY: the application's own call.
     unsafe { execvpe(file, arguments, current_environment()) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn fexecve(
+    program: c_int,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) -> c_int {
+    // SAFETY: the application's own call.
+    unsafe { exec_with_sockets(environment, |all| real::fexecve(program, arguments, all)) }
 }
 
 /// Runs before the application, which may have inherited sockets from the previous program of

@@ -1,24 +1,26 @@
 //! Receiving: `read`, `recv` and their variants.
 
 use std::io::{self, IoSliceMut};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
 
+use tidegate::DatagramMeta;
+
 use super::errno;
+use crate::raw::ControlMessage;
 use crate::socket::{Endpoint, IoDirection, Socket, transfer};
-use crate::{fd_table, local_addresses, raw, real};
+use crate::{fd_table, raw, real};
 
 /// Received data, with its addresses.
 #[derive(Default)]
 struct ReceivedMessage {
     len: usize,
     from: Option<SocketAddr>,
-    /// Local address that a datagram was sent to.
-    to: Option<IpAddr>,
+    datagram: Option<DatagramMeta>,
     flags: c_int,
 }
 
@@ -41,7 +43,7 @@ fn receive(
         Endpoint::Listener(_) => Err(io::ErrorKind::NotConnected.into()),
         Endpoint::Stream(_) => {
             let len = receive_stream(fd, socket, bufs, flags)?;
-            Ok(Ok(ReceivedMessage { len, from: None, to: None, flags: 0 }))
+            Ok(Ok(ReceivedMessage { len, ..ReceivedMessage::default() }))
         }
         Endpoint::Udp(udp) => {
             let consume = flags & libc::MSG_PEEK == 0;
@@ -52,7 +54,8 @@ fn receive(
                         let wants_full_len = flags & libc::MSG_TRUNC != 0;
                         let len = if wants_full_len { one.datagram_len } else { one.len };
                         let from = Some(socket.to_app_family(one.from));
-                        Ok(Ok(ReceivedMessage { len, from, to: Some(one.to), flags: truncation }))
+                        let datagram = Some(one);
+                        Ok(Ok(ReceivedMessage { len, from, datagram, flags: truncation }))
                     }
                     // The socket was shut down, and nothing is left to read.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -325,48 +328,24 @@ unsafe fn write_message_header(socket: &Socket, message: &mut msghdr, got: &Rece
         None => message.msg_namelen = 0,
     }
     message.msg_flags = got.flags;
-    let control_bytes = message.msg_controllen;
-    message.msg_controllen = 0;
-    let Endpoint::Udp(udp) = &socket.endpoint else { return };
-    if let Some(to) = got.to
-        && udp.reports_destination.load(Ordering::Relaxed)
-    {
-        // SAFETY: guaranteed by the caller.
-        unsafe { write_destination(message, control_bytes, to) };
-    }
+    let messages = match (&socket.endpoint, &got.datagram) {
+        (Endpoint::Udp(udp), Some(datagram)) => udp.control_requests.messages(datagram),
+        (Endpoint::Stream(stream), _) if stream.reports_left_bytes.load(Ordering::Relaxed) => {
+            vec![left_bytes(socket)]
+        }
+        _ => Vec::new(),
+    };
+    // SAFETY: guaranteed by the caller.
+    unsafe { raw::write_control_messages(message, &messages) };
 }
 
-/// Writes the destination address of a datagram as control message (`IP_PKTINFO`,
-/// `IPV6_PKTINFO`).
-///
-/// # Safety
-/// As [`write_message_header`]; `msg_control` has space for `control_bytes` bytes.
-unsafe fn write_destination(message: &mut msghdr, control_bytes: usize, to: IpAddr) {
-    let interface = local_addresses::interface_index(to).to_ne_bytes();
-    let (level, kind, bytes): (c_int, c_int, Vec<u8>) = match to {
-        IpAddr::V4(v4) => {
-            let bytes = [interface, v4.octets(), v4.octets()].concat();
-            (libc::IPPROTO_IP, libc::IP_PKTINFO, bytes)
-        }
-        IpAddr::V6(v6) => {
-            let bytes = [&v6.octets()[..], &interface].concat();
-            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, bytes)
-        }
-    };
-    // SAFETY: writes at most `control_bytes` bytes, which the caller guarantees.
-    unsafe {
-        let space = libc::CMSG_SPACE(bytes.len() as c_uint) as usize;
-        if message.msg_control.is_null() || control_bytes < space {
-            message.msg_flags |= libc::MSG_CTRUNC;
-            return;
-        }
-        message.msg_controllen = space;
-        let head = libc::CMSG_FIRSTHDR(message);
-        (*head).cmsg_level = level;
-        (*head).cmsg_type = kind;
-        (*head).cmsg_len = libc::CMSG_LEN(bytes.len() as c_uint) as usize;
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), libc::CMSG_DATA(head), bytes.len());
-    }
+/// Control message with the number of bytes that the next call could read (`TCP_INQ`); 1 at the end
+/// of the data.
+fn left_bytes(socket: &Socket) -> ControlMessage {
+    let left = socket.readable_bytes().unwrap_or(0);
+    let left = left.max(socket.readiness().read_closed.into());
+    let data = c_int::try_from(left).unwrap_or(c_int::MAX).to_ne_bytes().to_vec();
+    ControlMessage { level: libc::IPPROTO_TCP, kind: libc::TCP_CM_INQ, data }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]

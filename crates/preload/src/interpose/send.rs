@@ -37,16 +37,18 @@ fn send_to_socket(
             udp.send(data, to, from)
         }),
     };
-    // A datagram raises no signal.
-    if let Err(error) = &sent
-        && !matches!(socket.endpoint, Endpoint::Udp(_))
+    errno::return_count(sent.inspect_err(|error| raise_broken_pipe(socket, error, flags)))
+}
+
+/// Raises SIGPIPE for the error of a call with these flags. A datagram raises no signal.
+pub(super) fn raise_broken_pipe(socket: &Socket, error: &io::Error, flags: c_int) {
+    if !matches!(socket.endpoint, Endpoint::Udp(_))
         && error.kind() == io::ErrorKind::BrokenPipe
         && flags & libc::MSG_NOSIGNAL == 0
     {
         // SAFETY: sends this thread a signal, as the kernel does.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
     }
-    errno::return_count(sent)
 }
 
 /// Sends to a connection; a blocking call sends everything.

@@ -1,13 +1,13 @@
-//! `sendfile` and `splice`.
+//! `sendfile`.
 
 use std::io::{self, IoSlice};
 
-use libc::{c_int, c_uint, off_t, off64_t, size_t, ssize_t};
+use libc::{c_int, off_t, off64_t, size_t, ssize_t};
 
 use super::errno;
 use super::send::send_stream;
 use crate::socket::Socket;
-use crate::{fd_table, log, real};
+use crate::{fd_table, real};
 
 /// Buffer size of `sendfile`, in bytes.
 const SENDFILE_BUFFER_BYTES: usize = 64 * 1024;
@@ -94,23 +94,4 @@ fn send_file(
         None => drop(unsafe { libc::lseek64(file, end, libc::SEEK_SET) }),
     }
     Ok(total)
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn splice(
-    from: c_int,
-    from_offset: *mut off64_t,
-    to: c_int,
-    to_offset: *mut off64_t,
-    len: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    if fd_table::is_tidegate(from) || fd_table::is_tidegate(to) {
-        log::write_once(
-            "splice() with a Tidegate socket fails with EINVAL: applications then copy",
-        );
-        return errno::return_count(Err(io::ErrorKind::InvalidInput.into()));
-    }
-    // SAFETY: the application's own call.
-    unsafe { real::splice(from, from_offset, to, to_offset, len, flags) }
 }

@@ -7,8 +7,13 @@
 
 use libc::{c_int, c_long, c_uint};
 
-use super::{fd, receive, send, socket};
-use crate::{fd_table, real};
+use super::{errno, fd, receive, send, socket};
+use crate::{fd_table, lifecycle, real};
+
+/// True for the flags of a `clone` whose child has a copy of the memory, as of `fork`.
+fn is_fork(flags: c_long) -> bool {
+    flags & c_long::from(libc::CLONE_VM) == 0
+}
 
 // All arguments but the number are optional in C, and are passed in the same registers in any
 // case: an argument that was not passed is one that the system call does not use.
@@ -39,6 +44,15 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_sendmmsg => send::sendmmsg(first, b as _, c as c_uint, d as c_int).into(),
             libc::SYS_recvmmsg if fd_table::is_tidegate(first) => {
                 receive::recvmmsg(first, b as _, c as c_uint, d as c_int, e as _).into()
+            }
+            libc::SYS_clone if is_fork(a) => {
+                let forked = lifecycle::fork_by_system_call(|| {
+                    match real::syscall(number, a, b, c, d, e, f) {
+                        -1 => Err(std::io::Error::last_os_error()),
+                        process => Ok(process),
+                    }
+                });
+                errno::return_count(forked.map(|process| process as usize)) as c_long
             }
             _ => real::syscall(number, a, b, c, d, e, f),
         }

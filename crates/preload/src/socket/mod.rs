@@ -1,5 +1,6 @@
 //! Sockets that have moved to Tidegate.
 
+pub(crate) mod control;
 pub(crate) mod install;
 pub(crate) mod linger;
 pub(crate) mod moving;
@@ -63,6 +64,8 @@ pub(crate) struct Stream {
     more_follows: AtomicBool,
     /// Time for which closing waits (`SO_LINGER`).
     linger: AtomicTimeout,
+    /// Received data carries the number of bytes that are left (`TCP_INQ`).
+    pub(crate) reports_left_bytes: AtomicBool,
 }
 
 /// UDP socket.
@@ -70,8 +73,7 @@ pub(crate) struct Udp {
     pub(crate) socket: UdpSocket,
     /// Address that the socket was bound to when it moved.
     pub(crate) bound: IpAddr,
-    /// Received datagrams carry their destination address (`IP_PKTINFO`).
-    pub(crate) reports_destination: AtomicBool,
+    pub(crate) control_requests: control::ControlRequests,
     pub(crate) is_connected: AtomicBool,
 }
 

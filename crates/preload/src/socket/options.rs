@@ -13,9 +13,9 @@ use tidegate::{
     CongestionControl, Keepalive, RecoveryPhase, TcpInfo, TcpOptions, TcpState, UdpOptions,
 };
 
-use super::{Endpoint, Socket};
+use super::{Endpoint, Socket, control};
+use crate::real;
 use crate::rules::Protocol;
-use crate::{log, real};
 
 /// `SO_ZEROCOPY`, which the `libc` crate does not define.
 const SO_ZEROCOPY: c_int = 60;
@@ -239,12 +239,14 @@ pub(crate) fn tcp_options(fd: i32, is_v6: bool) -> TcpOptions {
 
 /// Tidegate options of a kernel UDP socket.
 pub(crate) fn udp_options(fd: i32, is_v6: bool) -> UdpOptions {
+    let receive_buffer_bytes = chosen_buffer_bytes(fd, Protocol::Udp, libc::SO_RCVBUF);
     UdpOptions::default()
         .dual_stack(is_dual_stack(fd, is_v6))
         .reuse_address(get_int(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR) == Some(1))
         .reuse_port(get_int(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) == Some(1))
         .hop_limit(hop_limit(fd, is_v6))
         .traffic_class(traffic_class(fd, is_v6))
+        .queue_bytes(receive_buffer_bytes.map(|bytes| bytes as usize))
 }
 
 /// Options that accepted connections inherit from a listener, if they differ from the defaults
@@ -269,7 +271,7 @@ pub(crate) fn apply_inherited(fd: i32, options: &[SocketOption]) {
 }
 
 /// Copies settings outside the protocol options to a socket that moves: flags, timeouts,
-/// linger and packet information.
+/// linger and requests of control messages.
 pub(crate) fn copy_from_kernel(fd: i32, socket: &Socket) {
     // SAFETY: reads flags.
     let flags = unsafe { real::fcntl64(fd, libc::F_GETFL, 0) };
@@ -283,14 +285,12 @@ pub(crate) fn copy_from_kernel(fd: i32, socket: &Socket) {
             let linger = linger(fd);
             stream.stream.set_reset_on_close(linger == Some(Duration::ZERO));
             stream.linger.set(linger.unwrap_or(Duration::ZERO));
+            let reports_left_bytes = get_int(fd, libc::IPPROTO_TCP, libc::TCP_INQ) == Some(1);
+            stream.reports_left_bytes.store(reports_left_bytes, Ordering::Relaxed);
         }
-        Endpoint::Udp(udp) => {
-            let reports_destination = get_int(fd, libc::IPPROTO_IP, libc::IP_PKTINFO)
-                .is_some_and(|on| on != 0)
-                || get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
-                    .is_some_and(|on| on != 0);
-            udp.reports_destination.store(reports_destination, Ordering::Relaxed);
-        }
+        Endpoint::Udp(udp) => udp
+            .control_requests
+            .set(|level, name| get_int(fd, level, name).is_some_and(|value| value != 0)),
         Endpoint::Listener(_) => {}
     }
 }
@@ -312,6 +312,7 @@ enum OptionEffect {
 
 fn effect(level: c_int, name: c_int) -> OptionEffect {
     match level {
+        _ if control::is_request(level, name) => OptionEffect::Copied,
         libc::SOL_SOCKET => match name {
             libc::SO_KEEPALIVE | libc::SO_RCVBUF | libc::SO_SNDBUF => OptionEffect::Protocol,
             libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_LINGER => OptionEffect::Copied,
@@ -333,6 +334,7 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             | libc::TCP_USER_TIMEOUT
             | libc::TCP_LINGER2
             | libc::TCP_CONGESTION => OptionEffect::Protocol,
+            libc::TCP_INQ => OptionEffect::Copied,
             libc::TCP_CORK => OptionEffect::Cork,
             libc::TCP_QUICKACK
             | libc::TCP_DEFER_ACCEPT
@@ -343,13 +345,11 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
         },
         libc::IPPROTO_IP => match name {
             libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER => OptionEffect::Protocol,
-            libc::IP_PKTINFO => OptionEffect::Copied,
             libc::IP_FREEBIND | libc::IP_BIND_ADDRESS_NO_PORT => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_IPV6 => match name {
             libc::IPV6_TCLASS | libc::IPV6_UNICAST_HOPS => OptionEffect::Protocol,
-            libc::IPV6_RECVPKTINFO => OptionEffect::Copied,
             libc::IPV6_V6ONLY | libc::IPV6_MTU_DISCOVER => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,
         },
@@ -419,10 +419,7 @@ pub(crate) fn apply_change(fd: i32, socket: &Socket, level: c_int, name: c_int) 
                     .unwrap_or_else(std::sync::PoisonError::into_inner);
                 *inherited_options = inheritable(fd);
             }
-            Endpoint::Udp(_) => log::write_once(&format!(
-                "{} has no effect on a UDP socket that is already bound",
-                describe(level, name)
-            )),
+            Endpoint::Udp(udp) => udp.socket.set_options(udp_options(fd, socket.is_v6))?,
         },
         OptionEffect::KernelOnly | OptionEffect::Unsupported => {}
     }

@@ -18,6 +18,7 @@ impl Stream {
             is_corked: AtomicBool::new(is_corked),
             more_follows: AtomicBool::new(false),
             linger: super::AtomicTimeout::default(),
+            reports_left_bytes: AtomicBool::new(false),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate::{DatagramMeta, Source, UdpSocket};
 
+use super::control::ControlRequests;
 use super::tcp::scatter;
 use super::{Socket, Udp};
 use crate::{real, rules};
@@ -21,7 +22,7 @@ impl Udp {
         Self {
             socket,
             bound,
-            reports_destination: AtomicBool::new(false),
+            control_requests: ControlRequests::default(),
             is_connected: AtomicBool::new(false),
         }
     }

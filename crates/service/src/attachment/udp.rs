@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::shared::PeerError;
+use tidegate_stack::UdpOptions;
 
 use super::Attachment;
 use crate::ipc::command::{Command, Handle};
@@ -20,6 +21,13 @@ pub struct ReceivedDatagram {
     pub from: SocketAddr,
     /// Local address that the datagram was sent to.
     pub to: IpAddr,
+    /// Remaining hop limit or time to live.
+    pub hop_limit: u8,
+    /// Traffic class byte.
+    pub traffic_class: u8,
+    /// Time at which the network core passed the datagram on, in nanoseconds of the system's
+    /// monotonic clock.
+    pub received_ns: u64,
 }
 
 impl Attachment {
@@ -47,7 +55,14 @@ impl Attachment {
             Ok(_) => DatagramHeader::from_bytes(&header),
             Err(broken) => return Err(self.disconnect(broken)),
         };
-        let Some(DatagramHeader { len: full_len, remote: Some(from), local: Some(to) }) = parsed
+        let Some(DatagramHeader {
+            len: full_len,
+            remote: Some(from),
+            local: Some(to),
+            hop_limit,
+            traffic_class,
+            received_ns,
+        }) = parsed
         else {
             return Err(self.disconnect(PeerError));
         };
@@ -62,7 +77,16 @@ impl Attachment {
                 self.send_command(Command::Poll(handle))?;
             }
         }
-        Ok(ReceivedDatagram { len, full_len, from, to })
+        Ok(ReceivedDatagram { len, full_len, from, to, hop_limit, traffic_class, received_ns })
+    }
+
+    /// Sets the options of a socket, but not those of address sharing.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotConnected`] if the socket is closed.
+    pub fn set_udp_options(&mut self, handle: Handle, options: UdpOptions) -> io::Result<()> {
+        self.socket(handle)?;
+        self.send_command(Command::SetUdpOptions { socket: handle, options })
     }
 
     /// Sends one datagram to `to`, or to the connected peer if `to` is `None`. `from` selects
@@ -100,7 +124,7 @@ impl Attachment {
             socket.slot.notify_on_tx_space.request();
             fits = has_space();
         }
-        let header = DatagramHeader { len, remote: to, local: from }.to_bytes();
+        let header = DatagramHeader::to_send(len, to, from).to_bytes();
         let padding = [0; 8];
         let padding = &padding[..record_bytes(len) - HEADER_BYTES - len];
         let written = match fits {

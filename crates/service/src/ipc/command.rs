@@ -33,7 +33,7 @@ pub type Tag = u32;
 pub enum Command {
     /// Polls the socket: its stream has new data, or space again.
     Poll(Handle),
-    /// Opens a UDP socket. The daemon sets the length of its queue, not the application.
+    /// Opens a UDP socket. The application may shorten its queue, but not lengthen it.
     /// Members of a share group may have the port on several cores.
     Bind { tag: Tag, local: SocketAddr, share_group: Option<ShareGroupId>, options: UdpOptions },
     /// Restricts a UDP socket to datagrams of `peer`. `None` removes the restriction.
@@ -55,6 +55,8 @@ pub enum Command {
     Shutdown { socket: Handle, how: Shutdown },
     /// Sets the options of a connection, or those that a listener passes on.
     SetOptions { socket: Handle, options: TcpOptions },
+    /// Sets the options of a UDP socket.
+    SetUdpOptions { socket: Handle, options: UdpOptions },
     /// Closes the socket. With `reset_on_close` a connection is reset (RST). Otherwise unsent
     /// data is still sent.
     Close { socket: Handle, reset_on_close: bool },
@@ -79,6 +81,7 @@ const CLOSE: u64 = 9;
 const PING: u64 = 10;
 const LOOK_UP_ADDRESS: u64 = 11;
 const TCP_INFO: u64 = 12;
+const SET_UDP_OPTIONS: u64 = 13;
 
 /// First word of a command: code, small argument and tag.
 fn header_word(kind: u64, argument: u64, tag: Tag) -> u64 {
@@ -178,6 +181,10 @@ impl Command {
                 (*first, *second) = (header_word(SET_OPTIONS, 0, 0), socket.to_word());
                 put_tcp_options(&options);
             }
+            Self::SetUdpOptions { socket, options } => {
+                (*first, *second) = (header_word(SET_UDP_OPTIONS, 0, 0), socket.to_word());
+                near[0] = udp_options_to_word(&options);
+            }
             Self::Close { socket, reset_on_close } => {
                 (*first, *second) =
                     (header_word(CLOSE, reset_on_close.into(), 0), socket.to_word());
@@ -200,7 +207,10 @@ impl Command {
     pub fn from_words(words: [u64; COMMAND_WORDS]) -> Option<Self> {
         let [first, second, a, b, c, d, e, f, last @ ..] = words;
         let last: [u64; TCP_OPTIONS_WORDS] = last;
-        let near = address_from_words([a, b, c])?;
+        let near = match first & 0xff {
+            SET_UDP_OPTIONS => None,
+            _ => address_from_words([a, b, c])?,
+        };
         let far = match first & 0xff {
             LISTEN => None,
             _ => address_from_words([d, e, f])?,
@@ -232,6 +242,7 @@ impl Command {
                 Self::Shutdown { socket, how }
             }
             SET_OPTIONS => Self::SetOptions { socket, options },
+            SET_UDP_OPTIONS => Self::SetUdpOptions { socket, options: udp_options_from_word(a) },
             CLOSE => Self::Close { socket, reset_on_close: argument != 0 },
             LOOK_UP_ADDRESS => Self::LookUpAddress { tag, address: near?.ip() },
             TCP_INFO => Self::TcpInfo { tag, socket },
@@ -276,6 +287,8 @@ mod tests {
             Command::Shutdown { socket, how: Shutdown::Write },
             Command::Shutdown { socket, how: Shutdown::Both },
             Command::SetOptions { socket, options: odd },
+            Command::SetUdpOptions { socket, options: odd_datagrams },
+            Command::SetUdpOptions { socket, options: UdpOptions::default() },
             Command::Close { socket, reset_on_close: true },
             Command::Close { socket, reset_on_close: false },
             Command::LookUpAddress { tag: 5, address: v6.ip() },

@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::encoding::{ADDRESS_WORDS, address_from_words, address_to_words, ip_to_words};
 
 /// Bytes of the header.
-pub const HEADER_BYTES: usize = 8 * (1 + 2 * ADDRESS_WORDS);
+pub const HEADER_BYTES: usize = 8 * WORDS;
+const WORDS: usize = 2 + 2 * ADDRESS_WORDS;
 
 /// Maximum payload in bytes: the limit of IPv6's payload length field.
 pub const MAX_PAYLOAD_BYTES: usize = 65_535;
@@ -19,6 +20,13 @@ pub struct DatagramHeader {
     pub remote: Option<SocketAddr>,
     /// Local address: the destination of a received datagram, the source of a sent datagram.
     pub local: Option<IpAddr>,
+    /// Remaining hop limit or time to live of a received datagram.
+    pub hop_limit: u8,
+    /// Traffic class byte of a received datagram.
+    pub traffic_class: u8,
+    /// Time at which a received datagram was passed on, in nanoseconds of the system's monotonic
+    /// clock.
+    pub received_ns: u64,
 }
 
 /// Bytes of a datagram in the stream: header, payload and padding.
@@ -26,11 +34,24 @@ pub fn record_bytes(len: usize) -> usize {
     HEADER_BYTES + len.next_multiple_of(8)
 }
 
+/// Offsets of the small fields in the first word, in bits.
+const HOP_LIMIT_SHIFT: u32 = 32;
+const TRAFFIC_CLASS_SHIFT: u32 = 40;
+
 impl DatagramHeader {
+    /// Header of a datagram to be sent.
+    pub fn to_send(len: usize, remote: Option<SocketAddr>, local: Option<IpAddr>) -> Self {
+        Self { len, remote, local, hop_limit: 0, traffic_class: 0, received_ns: 0 }
+    }
+
     /// Encodes the header.
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let local = self.local.map_or([0; ADDRESS_WORDS], ip_to_words);
-        let words = [self.len as u64].into_iter().chain(address_to_words(self.remote)).chain(local);
+        let first = self.len as u64
+            | u64::from(self.hop_limit) << HOP_LIMIT_SHIFT
+            | u64::from(self.traffic_class) << TRAFFIC_CLASS_SHIFT;
+        let words =
+            [first, self.received_ns].into_iter().chain(address_to_words(self.remote)).chain(local);
         let mut bytes = [0; HEADER_BYTES];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_ne_bytes());
@@ -40,15 +61,17 @@ impl DatagramHeader {
 
     /// Decodes a header. `None` if the bytes are not a valid header.
     pub fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        let mut words = [0; 1 + 2 * ADDRESS_WORDS];
+        let mut words = [0; WORDS];
         for (word, from) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_ne_bytes(*from);
         }
-        let [len, a, b, c, d, e, f] = words;
-        let len = usize::try_from(len).ok().filter(|&len| len <= MAX_PAYLOAD_BYTES)?;
+        let [first, received_ns, a, b, c, d, e, f] = words;
+        let len = Some(first as u32 as usize).filter(|&len| len <= MAX_PAYLOAD_BYTES)?;
         let remote = address_from_words([a, b, c])?;
         let local = address_from_words([d, e, f])?.map(|address| address.ip());
-        Some(Self { len, remote, local })
+        let hop_limit = (first >> HOP_LIMIT_SHIFT) as u8;
+        let traffic_class = (first >> TRAFFIC_CLASS_SHIFT) as u8;
+        Some(Self { len, remote, local, hop_limit, traffic_class, received_ns })
     }
 }
 
@@ -61,12 +84,17 @@ mod tests {
         let remote = Some("192.0.2.1:53".parse().unwrap());
         let local = Some("2001:db8::1".parse().unwrap());
         for header in [
-            DatagramHeader { len: 0, remote: None, local: None },
-            DatagramHeader { len: MAX_PAYLOAD_BYTES, remote, local },
+            DatagramHeader::to_send(0, None, None),
+            DatagramHeader {
+                hop_limit: 63,
+                traffic_class: 0xff,
+                received_ns: 5,
+                ..DatagramHeader::to_send(MAX_PAYLOAD_BYTES, remote, local)
+            },
         ] {
             assert_eq!(DatagramHeader::from_bytes(&header.to_bytes()), Some(header));
         }
-        let too_long = DatagramHeader { len: MAX_PAYLOAD_BYTES + 1, remote: None, local: None };
+        let too_long = DatagramHeader::to_send(MAX_PAYLOAD_BYTES + 1, None, None);
         assert_eq!(DatagramHeader::from_bytes(&too_long.to_bytes()), None);
         assert_eq!(record_bytes(0), HEADER_BYTES);
         assert_eq!(record_bytes(9), HEADER_BYTES + 16);

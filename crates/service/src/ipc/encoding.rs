@@ -117,9 +117,12 @@ pub(super) fn tcp_options_to_words(options: &TcpOptions) -> [u64; TCP_OPTIONS_WO
     ]
 }
 
-/// Encodes UDP options without queue limits and owner, which the daemon sets.
+/// Encodes UDP options without owner and the queue limit in datagrams, which the daemon sets.
 pub(super) fn udp_options_to_word(options: &UdpOptions) -> u64 {
     let flag = |set: bool, bit| if set { bit } else { 0 };
+    // 0 is no limit.
+    let queue_bytes = options.queue_bytes.map_or(0, |bytes| bytes.clamp(1, u32::MAX as usize));
+    let queue_bytes = queue_bytes as u32;
     flag(options.dual_stack, UDP_DUAL_STACK)
         | flag(options.reuse_address, UDP_REUSE_ADDRESS)
         | flag(options.reuse_port, UDP_REUSE_PORT)
@@ -128,6 +131,7 @@ pub(super) fn udp_options_to_word(options: &UdpOptions) -> u64 {
         | flag(options.hop_limit.is_some(), UDP_HOP_LIMIT)
         | u64::from(options.hop_limit.unwrap_or(0)) << 8
         | u64::from(options.traffic_class) << 16
+        | u64::from(queue_bytes) << 32
 }
 
 /// Decodes UDP options; fields that are not encoded keep their defaults. Every word is valid.
@@ -141,6 +145,7 @@ pub(super) fn udp_options_from_word(word: u64) -> UdpOptions {
         .report_errors(has(UDP_REPORT_ERRORS))
         .hop_limit(has(UDP_HOP_LIMIT).then_some((word >> 8) as u8))
         .traffic_class((word >> 16) as u8)
+        .queue_bytes(Some((word >> 32) as usize).filter(|&bytes| bytes > 0))
 }
 
 /// Decodes TCP options; fields that are not encoded keep their defaults. All words are valid.
@@ -314,6 +319,7 @@ pub(super) mod tests {
             .report_errors(true)
             .hop_limit(0)
             .traffic_class(0xff)
+            .queue_bytes(u32::MAX as usize)
     }
 
     /// Names of the fields that are equal in both values.
@@ -340,7 +346,7 @@ pub(super) mod tests {
         assert_eq!(tcp_options_from_words(tcp_options_to_words(&tcp)), tcp);
 
         let udp = changed_udp_options();
-        let set_by_daemon = ["owner", "queue_bytes", "queue_packets"];
+        let set_by_daemon = ["owner", "queue_packets"];
         assert_eq!(equal_fields(&udp, &UdpOptions::default()), set_by_daemon);
         assert_eq!(udp_options_from_word(udp_options_to_word(&udp)), udp);
     }

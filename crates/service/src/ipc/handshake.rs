@@ -17,7 +17,7 @@ use super::layout::{Geometry, SharedMemory};
 use super::takeover_token::{TOKEN_BYTES, TakeoverToken};
 
 /// Magic number of the protocol; the last byte is the version.
-const MAGIC: [u8; 8] = *b"tidegat\x03";
+const MAGIC: [u8; 8] = *b"tidegat\x04";
 
 /// Bytes of an application's name.
 const NAME_BYTES: usize = 48;

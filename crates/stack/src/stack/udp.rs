@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_memory::{Arena, Frame};
 
 use super::Stack;
-use crate::udp::{Datagram, InPlaceRequest, SendEnds, UdpId, UdpOptions, UdpRequest};
+use crate::udp::{Datagram, DatagramInfo, InPlaceRequest, SendEnds, UdpId, UdpOptions, UdpRequest};
 use crate::{SendError, SocketError};
 
 impl Stack {
@@ -52,6 +52,17 @@ impl Stack {
         self.udp.options(id)
     }
 
+    /// Changes the options of a socket. Those that decide which sockets have the port (`dual_stack`,
+    /// `reuse_address`, `reuse_port`, `owner`) do not change. A queue that holds more than its new
+    /// limit keeps what it has.
+    ///
+    /// # Errors
+    /// [`SocketError::Closed`].
+    #[inline]
+    pub fn udp_set_options(&mut self, id: UdpId, options: UdpOptions) -> Result<(), SocketError> {
+        self.udp.set_options(&self.interface, id, options)
+    }
+
     /// Closes a socket. Unread datagrams are dropped. Closing a closed socket does nothing.
     #[inline]
     pub fn udp_close(&mut self, id: UdpId, arena: &mut Arena) {
@@ -78,14 +89,13 @@ impl Stack {
         self.udp.recv(&mut self.interface, arena, id)
     }
 
-    /// Passes the sender, the destination address and the bytes of the oldest datagram to
-    /// `inspect`. The datagram stays in the receive queue.
+    /// Passes the header fields and the bytes of the oldest datagram to `inspect`. The datagram stays in the receive queue.
     #[inline]
     pub fn udp_peek<R>(
         &self,
         arena: &Arena,
         id: UdpId,
-        inspect: impl FnOnce(SocketAddr, IpAddr, &[u8]) -> R,
+        inspect: impl FnOnce(DatagramInfo, &[u8]) -> R,
     ) -> Option<R> {
         self.udp.peek(arena, id, inspect)
     }

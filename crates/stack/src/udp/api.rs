@@ -1,12 +1,12 @@
 //! UDP calls of a stack, as sockets use them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use tidegate_memory::Arena;
 use tidegate_wire::DropReason;
 
 use super::socket::Socket;
-use super::{Datagram, UdpId, UdpOptions, UdpTable};
+use super::{Datagram, DatagramInfo, UdpId, UdpOptions, UdpTable};
 use crate::interface::Interface;
 use crate::ip::address::AddressKind;
 use crate::{SocketError, Transport};
@@ -77,6 +77,18 @@ impl UdpTable {
         self.get(id).map(|socket| socket.options)
     }
 
+    /// Implements [`crate::Stack::udp_set_options`].
+    pub(crate) fn set_options(
+        &mut self,
+        interface: &Interface,
+        id: UdpId,
+        options: UdpOptions,
+    ) -> Result<(), SocketError> {
+        let socket = self.get_mut(id).ok_or(SocketError::Closed)?;
+        socket.set_options(options.with_defaults(&interface.limits));
+        Ok(())
+    }
+
     /// Implements [`crate::Stack::udp_close`].
     pub(crate) fn close(&mut self, interface: &mut Interface, id: UdpId, arena: &mut Arena) {
         let Some(mut socket) = self.remove(id) else { return };
@@ -120,7 +132,7 @@ impl UdpTable {
         &self,
         arena: &Arena,
         id: UdpId,
-        inspect: impl FnOnce(SocketAddr, IpAddr, &[u8]) -> R,
+        inspect: impl FnOnce(DatagramInfo, &[u8]) -> R,
     ) -> Option<R> {
         self.get(id)?.peek(arena, inspect)
     }

@@ -58,16 +58,20 @@ impl Payload {
     }
 }
 
-/// Header fields of a received datagram.
-#[derive(Clone, Copy)]
-pub(crate) struct HeaderFields {
-    pub(crate) remote: SocketAddr,
-    pub(crate) local: IpAddr,
-    pub(crate) hop_limit: u8,
-    pub(crate) traffic_class: u8,
+/// Header fields of a received datagram, as in [`Datagram`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatagramInfo {
+    /// Sender.
+    pub remote: SocketAddr,
+    /// Destination address.
+    pub local: IpAddr,
+    /// Remaining hop limit or time to live.
+    pub hop_limit: u8,
+    /// Traffic class byte.
+    pub traffic_class: u8,
 }
 
-impl HeaderFields {
+impl DatagramInfo {
     /// Reads the headers in front of the payload of a plain datagram.
     #[inline]
     pub(crate) fn of_plain<F: DatagramFamily>(frame: &Frame, arena: &Arena) -> Option<Self> {
@@ -99,11 +103,11 @@ impl Datagram {
     /// Makes a datagram of the entry of a plain datagram.
     #[inline]
     pub(crate) fn from_plain<F: DatagramFamily>(frame: Frame, arena: &Arena) -> Self {
-        let Some(fields) = HeaderFields::of_plain::<F>(&frame, arena) else {
+        let Some(fields) = DatagramInfo::of_plain::<F>(&frame, arena) else {
             debug_assert!(false, "a queued datagram has no headers in its headroom");
             return Self::unknown(frame);
         };
-        let HeaderFields { remote, local, hop_limit, traffic_class } = fields;
+        let DatagramInfo { remote, local, hop_limit, traffic_class } = fields;
         Self { payload: Payload::Frame(frame), remote, local, hop_limit, traffic_class }
     }
 
@@ -119,9 +123,11 @@ impl Datagram {
         }
     }
 
-    pub(crate) fn fields(&self) -> HeaderFields {
+    /// Header fields.
+    #[inline]
+    pub fn info(&self) -> DatagramInfo {
         let Self { remote, local, hop_limit, traffic_class, .. } = *self;
-        HeaderFields { remote, local, hop_limit, traffic_class }
+        DatagramInfo { remote, local, hop_limit, traffic_class }
     }
 
     /// Payload.

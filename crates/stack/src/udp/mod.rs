@@ -18,8 +18,8 @@ mod socket;
 mod table;
 
 pub use api::QUEUE_FILL_SCALE;
-pub use datagram::Datagram;
 pub(crate) use datagram::Payload;
+pub use datagram::{Datagram, DatagramInfo};
 pub use exchange::{InPlaceRequest, UdpRequest};
 pub(crate) use family::{DatagramFamily, QueuedDatagram};
 pub use id::UdpId;

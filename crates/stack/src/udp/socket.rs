@@ -9,7 +9,7 @@ use tidegate_wire::DropReason;
 
 use super::Datagram;
 use super::bind_terms::BindTerms;
-use super::datagram::{DatagramSnapshot, HeaderFields, Payload};
+use super::datagram::{DatagramInfo, DatagramSnapshot, Payload};
 use super::family::QueuedDatagram;
 use super::id::UdpId;
 use crate::fast_path::family::{V4, V6};
@@ -109,6 +109,10 @@ impl UdpOptions {
         Self { queue_bytes: queue_bytes.into(), ..self }
     }
 
+    fn uses_default_headers(&self) -> bool {
+        self.hop_limit.is_none() && self.traffic_class == 0
+    }
+
     pub(crate) fn with_defaults(self, limits: &Limits) -> Self {
         Self {
             queue_packets: self.queue_packets.or(Some(limits.socket_queue_packets)),
@@ -158,7 +162,7 @@ impl Socket {
             free_packets: options.queue_packets.unwrap_or(usize::MAX),
             free_bytes: options.queue_bytes.unwrap_or(usize::MAX),
             error: None,
-            uses_default_headers: options.hop_limit.is_none() && options.traffic_class == 0,
+            uses_default_headers: options.uses_default_headers(),
             error_notified: false,
             readable_notified: false,
         }
@@ -307,6 +311,20 @@ impl Socket {
         self.free_bytes += len;
     }
 
+    /// Changes the options, but not those of address sharing. The limits of the queue become no
+    /// lower than what the queue holds.
+    pub(crate) fn set_options(&mut self, options: UdpOptions) {
+        let UdpOptions { dual_stack, reuse_address, reuse_port, owner, .. } = self.options;
+        let (held_packets, held_bytes) = self.queued();
+        let packets = options.queue_packets.unwrap_or(usize::MAX).max(held_packets);
+        let bytes = options.queue_bytes.unwrap_or(usize::MAX).max(held_bytes);
+        (self.free_packets, self.free_bytes) = (packets - held_packets, bytes - held_bytes);
+        self.uses_default_headers = options.uses_default_headers();
+        self.options = UdpOptions { dual_stack, reuse_address, reuse_port, owner, ..options }
+            .queue_packets(packets)
+            .queue_bytes(bytes);
+    }
+
     /// Queues a readiness event, unless one is queued already.
     #[inline]
     pub(crate) fn notify_readable(&mut self, id: UdpId, events: &mut VecDeque<Event>) {
@@ -338,25 +356,27 @@ impl Socket {
         Some(datagram)
     }
 
-    /// Passes sender, destination address and payload of the datagram at the front to `inspect`.
+    /// Passes header fields and payload of the datagram at the front to `inspect`.
     pub(crate) fn peek<R>(
         &self,
         arena: &Arena,
-        inspect: impl FnOnce(SocketAddr, IpAddr, &[u8]) -> R,
+        inspect: impl FnOnce(DatagramInfo, &[u8]) -> R,
     ) -> Option<R> {
         let (fields, bytes) = match self.front()? {
             QueuedDatagram::V4(frame) => {
-                (HeaderFields::of_plain::<V4>(frame, arena)?, arena.bytes(frame))
+                (DatagramInfo::of_plain::<V4>(frame, arena)?, arena.bytes(frame))
             }
             QueuedDatagram::V6(frame) => {
-                (HeaderFields::of_plain::<V6>(frame, arena)?, arena.bytes(frame))
+                (DatagramInfo::of_plain::<V6>(frame, arena)?, arena.bytes(frame))
             }
             QueuedDatagram::WithMetadata => {
                 let datagram = self.metadata_queue.front()?;
-                (datagram.fields(), datagram.bytes(arena))
+                (datagram.info(), datagram.bytes(arena))
             }
         };
-        Some(inspect(self.to_app_address(fields.remote), self.to_app_ip(fields.local), bytes))
+        let remote = self.to_app_address(fields.remote);
+        let local = self.to_app_ip(fields.local);
+        Some(inspect(DatagramInfo { remote, local, ..fields }, bytes))
     }
 
     /// Copies the queued datagrams out of the arena, and frees their frames.
@@ -379,14 +399,14 @@ impl Socket {
         self.queue.iter().filter_map(move |waiting| {
             let (fields, bytes) = match waiting {
                 QueuedDatagram::V4(frame) => {
-                    (HeaderFields::of_plain::<V4>(frame, arena)?, arena.bytes(frame))
+                    (DatagramInfo::of_plain::<V4>(frame, arena)?, arena.bytes(frame))
                 }
                 QueuedDatagram::V6(frame) => {
-                    (HeaderFields::of_plain::<V6>(frame, arena)?, arena.bytes(frame))
+                    (DatagramInfo::of_plain::<V6>(frame, arena)?, arena.bytes(frame))
                 }
                 QueuedDatagram::WithMetadata => {
                     let datagram = with_metadata.next()?;
-                    (datagram.fields(), datagram.bytes(arena))
+                    (datagram.info(), datagram.bytes(arena))
                 }
             };
             Some(DatagramSnapshot {

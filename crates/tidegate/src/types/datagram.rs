@@ -15,4 +15,11 @@ pub struct DatagramMeta {
     pub from: SocketAddr,
     /// Local address that the datagram was sent to.
     pub to: IpAddr,
+    /// Remaining hop limit (IPv6) or time to live (IPv4); `None` at a reader.
+    pub hop_limit: Option<u8>,
+    /// Differentiated services code point and ECN bits, as one byte; `None` at a reader.
+    pub traffic_class: Option<u8>,
+    /// Time at which the stack passed the datagram on, in nanoseconds of the system's monotonic
+    /// clock; `None` at a reader.
+    pub received_ns: Option<u64>,
 }

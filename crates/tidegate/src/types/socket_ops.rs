@@ -99,6 +99,7 @@ pub(crate) trait SocketOps {
     fn udp_connect(&mut self, id: UdpId, peer: Option<SocketAddr>) -> io::Result<()>;
     fn udp_local_addr(&mut self, id: UdpId) -> Option<SocketAddr>;
     fn udp_peer_addr(&mut self, id: UdpId) -> Option<SocketAddr>;
+    fn udp_set_options(&mut self, id: UdpId, options: UdpOptions) -> io::Result<()>;
     fn udp_recv(&mut self, id: UdpId, buf: &mut [u8], peek: bool) -> OpResult<DatagramMeta>;
     fn udp_send(
         &mut self,

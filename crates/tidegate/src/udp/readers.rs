@@ -172,10 +172,17 @@ impl UdpReader {
             buf[..len].copy_from_slice(&bytes[..len]);
             let truncated = len < bytes.len();
             let datagram_len = bytes.len();
-            (
-                DatagramMeta { len, truncated, datagram_len, from: slot.remote, to: slot.local },
+            let received = DatagramMeta {
+                len,
+                truncated,
                 datagram_len,
-            )
+                from: slot.remote,
+                to: slot.local,
+                hop_limit: None,
+                traffic_class: None,
+                received_ns: None,
+            };
+            (received, datagram_len)
         });
         self.end.release(1, bytes);
         self.on_space_freed();

@@ -188,6 +188,16 @@ impl UdpSocket {
         self.inner.net.with(|ops| ops.udp_connect(self.inner.id, None))
     }
 
+    /// Sets the options, but not those that decide which sockets have the port (`dual_stack`,
+    /// `reuse_address`, `reuse_port`, `owner`). A queue that holds more than its new limit keeps what
+    /// it has.
+    ///
+    /// # Errors
+    /// None while the socket is open.
+    pub fn set_options(&self, options: UdpOptions) -> io::Result<()> {
+        self.inner.net.with(|ops| ops.udp_set_options(self.inner.id, options))
+    }
+
     /// Closes directions of the socket, and wakes the threads that wait. Then a receiving call
     /// that finds no datagram returns [`io::ErrorKind::UnexpectedEof`], and a sending call
     /// [`io::ErrorKind::BrokenPipe`]. What arrives all the same is received. Exchanges and

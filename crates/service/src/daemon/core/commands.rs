@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tidegate_device::sharded::PortSharing;
 use tidegate_device::steering::TransportProtocol;
 use tidegate_engine::{KernelPort, PortClaim};
-use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpOptions, UdpOptions};
+use tidegate_stack::{Limits, Shutdown, TcpId, TcpInfo, TcpOptions, UdpOptions};
 
 use super::server::SocketServer;
 use crate::daemon::application::{Application, KernelSocket, ProtocolError};
@@ -49,6 +49,10 @@ impl SocketServer {
                 self.set_options(app, socket, limited(options));
                 return Ok(None);
             }
+            Command::SetUdpOptions { socket, options } => {
+                self.set_udp_options(app, socket, options);
+                return Ok(None);
+            }
             Command::Close { socket, reset_on_close } => {
                 return Ok(self.close(number, app, socket, reset_on_close));
             }
@@ -77,7 +81,7 @@ impl SocketServer {
             Command::Bind { tag, local, share_group, options } => {
                 let (reuse_port, owner) =
                     port_sharing(share_group, options.reuse_port, app.identity.uid);
-                let options = options.reuse_port(reuse_port).owner(owner);
+                let options = limited_udp(options.reuse_port(reuse_port).owner(owner));
                 (tag, self.bind(number, app, local, options))
             }
             Command::ConnectUdp { tag, socket, peer } => (tag, self.connect_udp(app, socket, peer)),
@@ -308,6 +312,14 @@ impl SocketServer {
         }
     }
 
+    fn set_udp_options(&mut self, app: &Application, handle: Handle, options: UdpOptions) {
+        let Some(socket) = app.key(handle).and_then(|key| self.sockets.get(key)) else { return };
+        if let SocketKind::Udp(datagrams) = &socket.kind {
+            // The socket is open.
+            let _ = self.engine.parts().0.udp_set_options(datagrams.id, limited_udp(options));
+        }
+    }
+
     fn tcp_info(&self, app: &Application, handle: Handle) -> Option<TcpInfo> {
         match &self.sockets.get(app.key(handle)?)?.kind {
             SocketKind::Stream(stream) => self.engine.stack().tcp_info(stream.id),
@@ -341,6 +353,13 @@ fn limited(mut options: TcpOptions) -> TcpOptions {
         keepalive.probes = keepalive.probes.max(1);
     }
     options
+}
+
+/// UDP options of an application: its queue may be shorter than that of others, but not longer.
+fn limited_udp(options: UdpOptions) -> UdpOptions {
+    let max_bytes = Limits::default().socket_queue_bytes;
+    let queue_bytes = options.queue_bytes.map(|bytes| bytes.min(max_bytes));
+    options.queue_bytes(queue_bytes)
 }
 
 /// Right of an application to a port: the kernel socket that it has bound, or its user.

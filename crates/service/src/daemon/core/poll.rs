@@ -214,7 +214,7 @@ mod tests {
     /// Datagram to an own address, as in the stream to the daemon.
     fn record(family: &str) -> Vec<u8> {
         let remote = Some(SocketAddr::new(family.parse().unwrap(), 9));
-        let header = DatagramHeader { len: DATAGRAM_BYTES, remote, local: None };
+        let header = DatagramHeader::to_send(DATAGRAM_BYTES, remote, None);
         let mut record = header.to_bytes().to_vec();
         record.resize(record_bytes(DATAGRAM_BYTES), 7);
         record

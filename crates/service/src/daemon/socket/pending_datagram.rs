@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 use tidegate_engine::Engine;
 use tidegate_memory::Arena;
-use tidegate_stack::Datagram;
+use tidegate_stack::{Datagram, DatagramInfo};
 
 use crate::ipc::datagram::DatagramHeader;
 
@@ -22,16 +22,33 @@ pub(super) enum PendingDatagram {
 pub(in crate::daemon) struct DatagramSnapshot {
     pub(in crate::daemon) remote: SocketAddr,
     pub(in crate::daemon) local: IpAddr,
+    pub(in crate::daemon) hop_limit: u8,
+    pub(in crate::daemon) traffic_class: u8,
     pub(in crate::daemon) bytes: Vec<u8>,
 }
 
+impl DatagramSnapshot {
+    fn info(&self) -> DatagramInfo {
+        let Self { remote, local, hop_limit, traffic_class, .. } = *self;
+        DatagramInfo { remote, local, hop_limit, traffic_class }
+    }
+}
+
 impl PendingDatagram {
-    pub(super) fn header(&self, len: usize) -> DatagramHeader {
-        let (remote, local) = match self {
-            Self::Frame(datagram) => (datagram.remote, datagram.local),
-            Self::Copy(saved) => (saved.remote, saved.local),
+    /// Header of the datagram, passed on at `received_ns`.
+    pub(super) fn header(&self, len: usize, received_ns: u64) -> DatagramHeader {
+        let DatagramInfo { remote, local, hop_limit, traffic_class } = match self {
+            Self::Frame(datagram) => datagram.info(),
+            Self::Copy(saved) => saved.info(),
         };
-        DatagramHeader { len, remote: Some(remote), local: Some(local) }
+        DatagramHeader {
+            len,
+            remote: Some(remote),
+            local: Some(local),
+            hop_limit,
+            traffic_class,
+            received_ns,
+        }
     }
 
     pub(in crate::daemon) fn bytes<'a>(&'a self, arena: &'a Arena) -> &'a [u8] {
@@ -53,6 +70,8 @@ impl PendingDatagram {
             Self::Frame(datagram) => DatagramSnapshot {
                 remote: datagram.remote,
                 local: datagram.local,
+                hop_limit: datagram.hop_limit,
+                traffic_class: datagram.traffic_class,
                 bytes: datagram.bytes(engine.parts().1).to_vec(),
             },
             Self::Copy(saved) => saved.clone(),

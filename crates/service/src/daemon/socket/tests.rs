@@ -40,7 +40,7 @@ impl Testbed {
 
 fn write_datagrams(writer: &mut StreamOut, to: SocketAddr, count: usize, len: usize) {
     for _ in 0..count {
-        let header = DatagramHeader { len, remote: Some(to), local: None };
+        let header = DatagramHeader::to_send(len, Some(to), None);
         let mut record = header.to_bytes().to_vec();
         record.resize(record_bytes(len), 7);
         writer.write(&record).unwrap();

@@ -47,21 +47,25 @@ fn receive(
     engine: &mut Engine,
     wait: impl Fn(),
 ) -> Result<bool, PeerError> {
+    let received_ns = engine.monotonic_ns();
     let (stack, arena, _) = engine.parts();
     let UdpEndpoint { id, to_app, pending, payload_bytes, .. } = datagrams;
     let mut received = false;
+    let limit_bytes = stack.udp_options(*id).and_then(|options| options.queue_bytes);
     let mut next = |arena: &mut Arena| Some(PendingDatagram::Frame(stack.udp_recv(arena, *id)?));
     while let Some(datagram) = pending.take().or_else(|| next(arena)) {
         let bytes = datagram.bytes(arena);
         let len = bytes.len();
-        if to_app.space()? < record_bytes(len) {
+        // One datagram may exceed the limit by its header.
+        let limit_bytes = limit_bytes.unwrap_or(usize::MAX).max(record_bytes(len));
+        if to_app.space_within(limit_bytes)? < record_bytes(len) {
             wait();
-            if to_app.space()? < record_bytes(len) {
+            if to_app.space_within(limit_bytes)? < record_bytes(len) {
                 *pending = Some(datagram);
                 break;
             }
         }
-        let head = datagram.header(len);
+        let head = datagram.header(len, received_ns);
         to_app.write(&head.to_bytes())?;
         to_app.write(bytes)?;
         to_app.write(&PADDING[..record_bytes(len) - HEADER_BYTES - len])?;
@@ -106,7 +110,7 @@ fn send(
         }
         let mut head = [0; HEADER_BYTES];
         from_app.peek(0, &mut head)?;
-        let DatagramHeader { len, remote, local } =
+        let DatagramHeader { len, remote, local, .. } =
             DatagramHeader::from_bytes(&head).ok_or(PeerError)?;
         if available < record_bytes(len) {
             return Err(PeerError);

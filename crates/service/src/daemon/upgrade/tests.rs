@@ -43,6 +43,8 @@ fn sample_snapshot() -> DaemonSnapshot<'static> {
     let held = DatagramSnapshot {
         remote: "192.0.2.2:53".parse().unwrap(),
         local: "192.0.2.1".parse().unwrap(),
+        hop_limit: 63,
+        traffic_class: 0,
         bytes: vec![7; 20],
     };
     let payload_bytes = PayloadBytes { to_app: 1, from_app: 2 };

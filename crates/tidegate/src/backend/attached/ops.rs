@@ -433,6 +433,14 @@ impl SocketOps for AttachedCore {
         attachment.peer_addr(socket).ok()
     }
 
+    fn udp_set_options(&mut self, id: UdpId, options: UdpOptions) -> io::Result<()> {
+        for shard in self.shards.shards_of(id.to_bits()) {
+            let (attachment, socket) = self.attachments.attachment_of(shard)?;
+            attachment.set_udp_options(socket, options)?;
+        }
+        Ok(())
+    }
+
     fn udp_recv(&mut self, id: UdpId, buf: &mut [u8], peek: bool) -> OpResult<DatagramMeta> {
         let Self { attachments, shards, .. } = self;
         let received = shards.receive_in_turn(id.to_bits(), peek, |shard, rank| {
@@ -445,6 +453,9 @@ impl SocketOps for AttachedCore {
             datagram_len: received.full_len,
             from: received.from,
             to: received.to,
+            hop_limit: Some(received.hop_limit),
+            traffic_class: Some(received.traffic_class),
+            received_ns: Some(received.received_ns),
         })
     }
 

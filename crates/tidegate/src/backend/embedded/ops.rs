@@ -7,7 +7,8 @@ use std::sync::Arc;
 use tidegate_device::steering::TransportProtocol;
 use tidegate_engine::{KernelPort, PortClaim};
 use tidegate_stack::{
-    Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpState, UdpId, UdpOptions,
+    DatagramInfo, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpState, UdpId,
+    UdpOptions,
 };
 
 use super::core::EmbeddedCore;
@@ -332,21 +333,35 @@ impl SocketOps for EmbeddedCore {
         self.engine.stack().udp_peer_addr(id)
     }
 
+    fn udp_set_options(&mut self, id: UdpId, options: UdpOptions) -> io::Result<()> {
+        Ok(self.engine.parts().0.udp_set_options(id, options)?)
+    }
+
     fn udp_recv(&mut self, id: UdpId, buf: &mut [u8], peek: bool) -> OpResult<DatagramMeta> {
         if let Some(error) = self.udp_take_error(id) {
             return Err(OpError::Failed(error));
         }
+        let received_ns = self.engine.monotonic_ns();
         let (stack, arena, _) = self.engine.parts();
-        let mut take = |from, to, bytes: &[u8]| {
+        let mut take = |info: DatagramInfo, bytes: &[u8]| {
             let len = bytes.len().min(buf.len());
             buf[..len].copy_from_slice(&bytes[..len]);
-            DatagramMeta { len, truncated: len < bytes.len(), datagram_len: bytes.len(), from, to }
+            DatagramMeta {
+                len,
+                truncated: len < bytes.len(),
+                datagram_len: bytes.len(),
+                from: info.remote,
+                to: info.local,
+                hop_limit: Some(info.hop_limit),
+                traffic_class: Some(info.traffic_class),
+                received_ns: Some(received_ns),
+            }
         };
         if peek {
             return stack.udp_peek(arena, id, take).ok_or(OpError::WouldBlock);
         }
         let datagram = stack.udp_recv(arena, id).ok_or(OpError::WouldBlock)?;
-        let received = take(datagram.remote, datagram.local, datagram.bytes(arena));
+        let received = take(datagram.info(), datagram.bytes(arena));
         datagram.release(arena);
         self.wake_next_reader(id);
         Ok(received)

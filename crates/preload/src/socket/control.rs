@@ -1,0 +1,109 @@
+//! Control messages that an application requests with its datagrams, in the kernel's order.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use libc::c_int;
+use tidegate::DatagramMeta;
+
+use crate::local_addresses;
+use crate::raw::ControlMessage;
+
+/// Options that the `libc` crate does not define on every target: time stamps with 64-bit seconds.
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPNS_NEW: c_int = 64;
+
+/// Options that request a control message, in the order of the messages.
+const REQUESTS: [(c_int, c_int); 10] = [
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+    (libc::SOL_SOCKET, SO_TIMESTAMP_NEW),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
+    (libc::IPPROTO_IP, libc::IP_PKTINFO),
+    (libc::IPPROTO_IP, libc::IP_RECVTTL),
+    (libc::IPPROTO_IP, libc::IP_RECVTOS),
+];
+
+/// True for an option that requests a control message.
+pub(super) fn is_request(level: c_int, name: c_int) -> bool {
+    REQUESTS.contains(&(level, name))
+}
+
+/// Requested control messages of a socket: a bit for each of [`REQUESTS`].
+#[derive(Default)]
+pub(crate) struct ControlRequests(AtomicU32);
+
+impl ControlRequests {
+    /// Sets the requests; `is_on` reads an option of the kernel socket.
+    pub(super) fn set(&self, is_on: impl Fn(c_int, c_int) -> bool) {
+        let bits = REQUESTS.iter().enumerate();
+        let bits = bits.filter(|(_, (level, name))| is_on(*level, *name));
+        self.0.store(bits.map(|(index, _)| 1 << index).sum(), Ordering::Relaxed);
+    }
+
+    /// Messages for a datagram.
+    pub(crate) fn messages(&self, datagram: &DatagramMeta) -> Vec<ControlMessage> {
+        let bits = self.0.load(Ordering::Relaxed);
+        let requested = REQUESTS.iter().enumerate().filter(|(index, _)| bits & 1 << index != 0);
+        requested.filter_map(|(_, &(level, name))| message(level, name, datagram)).collect()
+    }
+}
+
+/// Message that an option requests for a datagram, if the datagram has one.
+fn message(level: c_int, name: c_int, datagram: &DatagramMeta) -> Option<ControlMessage> {
+    let is_v4 = datagram.to.to_canonical().is_ipv4();
+    let number = |value: Option<u8>| Some(c_int::from(value?).to_ne_bytes().to_vec());
+    let (kind, data) = match (level, name) {
+        (libc::SOL_SOCKET, _) => {
+            let received = real_time(datagram.received_ns?);
+            let fraction = match name {
+                libc::SO_TIMESTAMP | SO_TIMESTAMP_NEW => received.subsec_micros(),
+                _ => received.subsec_nanos(),
+            };
+            (name, [received.as_secs(), fraction.into()].map(u64::to_ne_bytes).concat())
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO) => {
+            let address = match datagram.to {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                IpAddr::V6(v6) => v6,
+            };
+            let interface = local_addresses::interface_index(datagram.to).to_ne_bytes();
+            (libc::IPV6_PKTINFO, [&address.octets()[..], &interface].concat())
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT) if !is_v4 => {
+            (libc::IPV6_HOPLIMIT, number(datagram.hop_limit)?)
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS) if !is_v4 => {
+            (libc::IPV6_TCLASS, number(datagram.traffic_class)?)
+        }
+        (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+            let IpAddr::V4(address) = datagram.to.to_canonical() else { return None };
+            let interface = local_addresses::interface_index(datagram.to).to_ne_bytes();
+            (libc::IP_PKTINFO, [interface, address.octets(), address.octets()].concat())
+        }
+        (libc::IPPROTO_IP, libc::IP_RECVTTL) if is_v4 => {
+            (libc::IP_TTL, number(datagram.hop_limit)?)
+        }
+        (libc::IPPROTO_IP, libc::IP_RECVTOS) if is_v4 => {
+            (libc::IP_TOS, vec![datagram.traffic_class?])
+        }
+        _ => return None,
+    };
+    Some(ControlMessage { level, kind, data })
+}
+
+/// Time since 1970 of a time of the monotonic clock.
+fn real_time(monotonic_ns: u64) -> Duration {
+    let now = |clock| {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the kernel writes the time.
+        unsafe { libc::clock_gettime(clock, &raw mut time) };
+        Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec as u32)
+    };
+    let (real, monotonic) = (now(libc::CLOCK_REALTIME), now(libc::CLOCK_MONOTONIC));
+    real.saturating_sub(monotonic.saturating_sub(Duration::from_nanos(monotonic_ns)))
+}
