@@ -17,7 +17,7 @@ pub(super) enum StackPlace {
     Attached,
 }
 
-/// What the command line and the configuration file say about the stack.
+/// Statements about the stack in the command line and the configuration file.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     pub(super) is_embedded: bool,

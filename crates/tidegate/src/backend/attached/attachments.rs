@@ -176,8 +176,11 @@ impl Attachments {
     /// Tells the network cores on which processor this thread runs. Returns true if one of them ran
     /// there last.
     pub(super) fn note_processor(&mut self, processor: usize) -> bool {
-        let all = self.all.iter_mut();
-        all.fold(false, |any, attachment| attachment.note_processor(processor) || any)
+        let mut shares_processor = false;
+        for attachment in &mut self.all {
+            shares_processor |= attachment.note_processor(processor);
+        }
+        shares_processor
     }
 
     /// True if a network core waits for the processor of this thread.

@@ -157,32 +157,45 @@ impl AttachedStack {
                 }
                 continue;
             }
-            let bell = sleeper::thread_bell()?;
-            bell.arm();
-            core.waiters.enter(Arc::clone(&bell), sockets);
-            let prepared = core.attachments.prepare_sleep();
-            let wake_fd = Arc::clone(core.attachments.wake_fd());
-            drop(core);
-            let found = match prepared {
-                Ok(true) => sleeper.sleep(&[wake_fd.as_fd(), bell.as_fd()], remaining),
-                // An exited daemon is detected after the sleep.
-                Ok(false) | Err(_) => Ok(false),
-            };
-            let mut core = self.lock();
-            core.waiters.leave(&bell);
-            bell.disarm();
-            let woken = core.finish_sleep();
-            if let Ok(true) = woken {
-                let now_ns = self.now_ns();
-                core.idle.on_work(now_ns);
-            }
-            if found? {
-                return Ok(Some(true));
-            }
-            if woken.is_err() {
-                return Ok(None);
+            match self.sleep(core, sockets, remaining, sleeper)? {
+                Some(false) => {}
+                ended => return Ok(ended),
             }
         }
+    }
+
+    /// Sleeps until the daemon sends a notification for one of the sockets, or for `limit`. Returns
+    /// true if `sleeper` has found an event, and `None` when the daemon has exited.
+    fn sleep(
+        &self,
+        mut core: StackGuard<'_, AttachedCore>,
+        sockets: &[SocketId],
+        limit: Option<Duration>,
+        sleeper: &mut dyn Sleeper,
+    ) -> io::Result<Option<bool>> {
+        let bell = sleeper::thread_bell()?;
+        bell.arm();
+        core.waiters.enter(Arc::clone(&bell), sockets);
+        let prepared = core.attachments.prepare_sleep();
+        let wake_fd = Arc::clone(core.attachments.wake_fd());
+        drop(core);
+        let found = match prepared {
+            Ok(true) => sleeper.sleep(&[wake_fd.as_fd(), bell.as_fd()], limit),
+            // An exited daemon is detected after the sleep.
+            Ok(false) | Err(_) => Ok(false),
+        };
+        let mut core = self.lock();
+        core.waiters.leave(&bell);
+        bell.disarm();
+        let woken = core.finish_sleep();
+        if let Ok(true) = woken {
+            let now_ns = self.now_ns();
+            core.idle.on_work(now_ns);
+        }
+        Ok(match found? {
+            true => Some(true),
+            false => woken.is_ok().then_some(false),
+        })
     }
 
     /// Defers the wake-ups of the daemon for the next `calls` calls, for a program that answers
