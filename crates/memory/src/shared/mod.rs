@@ -13,8 +13,6 @@ mod copy;
 #[cfg(not(loom))]
 mod peer;
 #[cfg(not(loom))]
-mod process_lock;
-#[cfg(not(loom))]
 mod region;
 mod ring;
 #[cfg(not(loom))]
@@ -27,8 +25,6 @@ pub use byte_range::ByteRange;
 pub use bytes::SharedBytes;
 #[cfg(not(loom))]
 pub use peer::{PeerCredentials, peer_credentials};
-#[cfg(not(loom))]
-pub use process_lock::{LOCK_WORDS, ProcessLock, ProcessLockGuard};
 #[cfg(not(loom))]
 pub use region::{Region, RegionReleaser, ReleasedRegion, WordRange};
 pub use ring::{PeerError, Receiver, RingError, Sender, SharedWords, ring_words};

@@ -4,12 +4,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use tidegate_memory::shared::{PeerError, ProcessLockGuard, SharedWords};
+use tidegate_memory::shared::{PeerError, SharedWords};
 use tidegate_stack::{TcpOptions, TcpReadiness};
 
 use super::Attachment;
 use crate::ipc::command::{Command, Handle};
-use crate::ipc::layout::{SharedMemory, SocketSlot, StreamIn, StreamKind, StreamOut};
+use crate::ipc::layout::{MemoryLock, SharedMemory, SocketSlot, StreamIn, StreamKind, StreamOut};
 use crate::ipc::notification::OpenedSocket;
 use crate::ipc::status::{SocketState, Status};
 
@@ -108,7 +108,7 @@ impl AttachedSocket {
     /// # Errors
     /// [`io::ErrorKind::ConnectionAborted`] if another process has written invalid stream
     /// indices.
-    pub(super) fn lock_streams(&mut self) -> io::Result<Option<ProcessLockGuard>> {
+    pub(super) fn lock_streams(&mut self) -> io::Result<Option<MemoryLock>> {
         if !self.may_be_shared || self.read.is_none() {
             return Ok(None);
         }

@@ -4,10 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use tidegate_memory::shared::{
-    ByteRange, ByteReceiver, ByteSender, LOCK_WORDS, ProcessLock, ProcessLockGuard, Receiver,
-    Region, STREAM_WORDS, Sender, SharedWords, WakeFlag, WordRange, ring_words,
+    ByteRange, ByteReceiver, ByteSender, Receiver, Region, STREAM_WORDS, Sender, SharedWords,
+    WakeFlag, WordRange, ring_words,
 };
 
 use super::command::COMMAND_WORDS;
@@ -24,10 +25,7 @@ const DAEMON_SLEEPS_WORD: usize = 0;
 const DAEMON_PROCESSOR_WORD: usize = 1;
 const APPLICATION_SLEEPS_WORD: usize = 8;
 const APPLICATION_PROCESSOR_WORD: usize = 9;
-/// First word of the lock among the processes that share sockets.
-const PROCESS_LOCK_WORD: usize = 16;
-const HEADER_WORDS: usize = 24;
-const _: () = assert!(PROCESS_LOCK_WORD + LOCK_WORDS <= HEADER_WORDS);
+const HEADER_WORDS: usize = 16;
 
 const COMMAND_RING_WORD: usize = HEADER_WORDS;
 const NOTIFICATION_RING_WORD: usize =
@@ -114,17 +112,6 @@ impl SharedMemory {
             return Err(unusable("it is smaller than its geometry requires"));
         }
         Ok(Self { geometry, control: Arc::new(control), data: Arc::new(data) })
-    }
-
-    /// Initializes new memory, before an application has it.
-    pub(crate) fn initialize(&self) -> io::Result<()> {
-        self.process_lock()?.initialize()
-    }
-
-    /// Lock among the processes that use the sockets of this memory.
-    fn process_lock(&self) -> io::Result<ProcessLock> {
-        ProcessLock::new(self.word_range(PROCESS_LOCK_WORD, LOCK_WORDS)?)
-            .ok_or_else(|| unusable("it is too small"))
     }
 
     /// Sizes of the memory.
@@ -279,6 +266,32 @@ pub(crate) enum StreamKind {
     Datagrams,
 }
 
+/// Exclusive lock of the memory among processes (`fcntl`). The kernel releases the lock when
+/// its process exits, however it exits.
+///
+/// A robust mutex in the memory would need no system call, but its list of held mutexes has
+/// pointers there: a process that shares the memory could make others write anywhere.
+pub(crate) struct MemoryLock(Arc<Region>);
+
+impl MemoryLock {
+    fn acquire(region: &Arc<Region>) -> io::Result<Self> {
+        loop {
+            match rustix::fs::fcntl_lock(region, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(Self(Arc::clone(region))),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Drop for MemoryLock {
+    fn drop(&mut self) {
+        // Unlocking a held lock does not fail.
+        let _ = rustix::fs::fcntl_lock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 impl SocketSlot {
     /// Same slot for another attachment, with the change flag of a slot in that attachment's
     /// `memory`.
@@ -298,8 +311,8 @@ impl SocketSlot {
     }
 
     /// Locks the memory against the other processes that use its sockets.
-    pub(crate) fn lock(&self) -> io::Result<ProcessLockGuard> {
-        self.memory.process_lock()?.lock()
+    pub(crate) fn lock(&self) -> io::Result<MemoryLock> {
+        MemoryLock::acquire(&self.memory.control)
     }
 
     /// Zeroes all words of the slot, as new streams require.

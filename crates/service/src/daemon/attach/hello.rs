@@ -151,7 +151,6 @@ impl HelloHandler {
             |words| io::Result::Ok(Region::reserve(words)?.released_by(Arc::clone(&releaser)));
         let (control, data) = (region(geometry.control_words())?, region(geometry.data_words())?);
         let memory = SharedMemory::new(geometry, control, data)?;
-        memory.initialize()?;
         let attachments = self.attachments.clone();
         let settings = AppSettings { coalescing, quota, attachments };
         Application::new(identity, memory, connection.clone(), parent_token, count, &settings)
