@@ -76,11 +76,12 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let placement = self.placement()?;
+        let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
+        let placement = self.placement(&host)?;
         // Errors are reported here, before the application starts.
         let stack = match placement.stack {
-            StackPlace::Embedded => self.embedded_settings()?,
-            StackPlace::Attached => self.attached_settings()?,
+            StackPlace::Embedded => self.embedded_settings(&host)?,
+            StackPlace::Attached => self.attached_settings(&host)?,
         };
         let program = executable::find(&self.program[0])?;
         executable::check(&program)?;
@@ -109,8 +110,7 @@ impl Run {
         Err(format!("{}: {error}", self.program[0].display()).into())
     }
 
-    fn placement(&self) -> Result<Placement, Failure> {
-        let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
+    fn placement(&self, host: &HostOptions) -> Result<Placement, Failure> {
         Ok(Placement::choose(Request {
             is_embedded: self.embedded,
             socket: self.socket.as_deref(),
@@ -124,8 +124,7 @@ impl Run {
     }
 
     /// Settings of the preload library for a stack embedded in the application.
-    fn embedded_settings(&self) -> Result<Value, Failure> {
-        let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
+    fn embedded_settings(&self, host: &HostOptions) -> Result<Value, Failure> {
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         if host.io_kind() == IoKind::Kernel {
             return Err("--io kernel: start the application without `tidegate run`".into());
@@ -142,8 +141,7 @@ impl Run {
     }
 
     /// Settings of the preload library for an application attached to the daemon.
-    fn attached_settings(&self) -> Result<Value, Failure> {
-        let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
+    fn attached_settings(&self, host: &HostOptions) -> Result<Value, Failure> {
         if !host.is_unset_except_cpu()? {
             return Err("the device and its addresses are the daemon's: give them to `tidegate \
                         daemon`, or leave --socket out to run the stack inside the application"
