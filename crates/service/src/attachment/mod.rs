@@ -311,7 +311,7 @@ impl Attachment {
     /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
     pub fn end_sleep(&mut self) -> io::Result<()> {
         self.leave_sleep();
-        self.drain_wakeups()
+        self.drain_wakeups().map(|_| ())
     }
 
     /// Ends a sleep like [`Attachment::end_sleep`], after an edge-triggered wait for the
@@ -323,10 +323,13 @@ impl Attachment {
     pub fn end_edge_triggered_sleep(&mut self, has_hung_up: bool) -> io::Result<()> {
         self.leave_sleep();
         self.undrained_sleeps += 1;
-        match has_hung_up || self.undrained_sleeps >= MAX_UNDRAINED_SLEEPS {
-            true => self.drain_wakeups(),
-            false => Ok(()),
+        if has_hung_up {
+            // No later edge tells of the end, which follows the bytes.
+            while self.drain_wakeups()? {}
+        } else if self.undrained_sleeps >= MAX_UNDRAINED_SLEEPS {
+            self.drain_wakeups()?;
         }
+        Ok(())
     }
 
     fn leave_sleep(&mut self) {
@@ -344,12 +347,13 @@ impl Attachment {
         !self.changed.is_empty()
     }
 
-    /// Reads the wake-up bytes from the connection.
-    fn drain_wakeups(&mut self) -> io::Result<()> {
+    /// Reads wake-up bytes from the connection. Returns `false` if there were none.
+    fn drain_wakeups(&mut self) -> io::Result<bool> {
         (self.empty_polls, self.undrained_sleeps) = (0, 0);
         let mut bytes = [0; 256];
         match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((1.., _)) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
+            Ok((1.., _)) => Ok(true),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(false),
             _ => Err(self.disconnect(PeerError)),
         }
     }

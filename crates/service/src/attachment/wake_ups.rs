@@ -1,5 +1,6 @@
 //! Tests of the wake-ups of the daemon by commands.
 
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -106,4 +107,23 @@ fn processor_is_wanted_while_the_daemon_there_is_awake() {
     assert!(daemon.attachment.is_processor_wanted());
     daemon.attachment.note_processor(PROCESSOR + 1);
     assert!(!daemon.attachment.is_processor_wanted());
+}
+
+#[test]
+fn edge_of_the_end_is_the_end_although_bytes_precede_it() {
+    let mut daemon = SleepingDaemon::new();
+    daemon.connection.write_all(&[0; 3]).unwrap();
+    assert!(daemon.attachment.prepare_sleep().unwrap());
+    daemon.connection.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!(daemon.attachment.end_edge_triggered_sleep(true).is_err());
+    assert!(daemon.attachment.poll().is_err());
+}
+
+#[test]
+fn edge_of_another_attachment_is_not_the_end() {
+    let mut daemon = SleepingDaemon::new();
+    daemon.connection.write_all(&[0; 3]).unwrap();
+    assert!(daemon.attachment.prepare_sleep().unwrap());
+    daemon.attachment.end_edge_triggered_sleep(true).unwrap();
+    daemon.attachment.poll().unwrap();
 }
