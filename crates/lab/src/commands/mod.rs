@@ -67,6 +67,10 @@ pub(crate) enum Lab {
     /// memcached and nginx on the kernel, with Tidegate embedded, and attached to the
     /// daemon
     Apps(tcp::TcpLab),
+    /// Unmodified programs by benchmark programs of others: redis, memcached and nginx with 1 to
+    /// 1000 connections, sockperf; rates, latency and processor time on the kernel at its best, with
+    /// Tidegate embedded, and attached to the daemon on the same core
+    Programs(tcp::ProgramsLab),
     /// Servers beside CPU-bound programs on their core: an echo server, redis and nginx on the
     /// kernel, with Tidegate embedded, and attached to the daemon
     Noisy(tcp::NoisyLab),
@@ -176,6 +180,7 @@ impl Lab {
             Lab::Connections(lab) => lab.run(),
             Lab::SynFlood(lab) => lab.run(tidegate_lab::experiments::compare::syn_flood::run),
             Lab::Apps(lab) => lab.run(tidegate_lab::experiments::compare::apps::run),
+            Lab::Programs(lab) => lab.run(),
             Lab::Noisy(lab) => lab.run(),
             Lab::ContextSwitches(lab) => {
                 lab.run(tidegate_lab::experiments::diaz::context_switches::run)

@@ -1,8 +1,8 @@
 //! `tidegate lab echo-throughput`, `echo-message-size`, `echo-latency`, `bulk`, `connections`,
-//! `syn-flood`, `apps`, `noisy`, `context-switches`.
+//! `syn-flood`, `apps`, `programs`, `noisy`, `context-switches`.
 
 use clap::Args;
-use tidegate_lab::experiments::compare::{connections, noisy};
+use tidegate_lab::experiments::compare::{connections, noisy, programs};
 use tidegate_lab::testbed::apps::echo_server;
 use tidegate_lab::testbed::tcp::TcpLabConfig;
 use tidegate_lab::{Experiment, LabError};
@@ -39,6 +39,22 @@ impl TcpLab {
         experiment: fn(&TcpLabConfig) -> Result<Experiment, LabError>,
     ) -> Result<(), Failure> {
         self.output.write(&experiment(&self.config())?)
+    }
+}
+
+/// Flags of `lab programs`.
+#[derive(Args)]
+pub(crate) struct ProgramsLab {
+    #[command(flatten)]
+    lab: TcpLab,
+}
+
+impl ProgramsLab {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        // Many cases: half of the time keeps the whole below 15 minutes.
+        let whole = TcpLabConfig { seconds: 1.0, ..TcpLabConfig::default() };
+        let config = self.lab.config_from(whole);
+        self.lab.output.write(&programs::run(&config, self.lab.measure.quick)?)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FirstPass, Goal};
-use crate::report::experiment::Experiment;
+use crate::report::experiment::{Experiment, KernelRows};
 use crate::stats::{median, spread_percent};
 use crate::testbed::apps::StackKind;
 
@@ -75,12 +75,23 @@ impl<M> ProgramResults<M> {
     /// Sets the ratios of Tidegate's medians to that of the kernel's best, `figure` with
     /// `_embedded` and `_attached`.
     pub(crate) fn compare(&self, result: &mut Experiment, figure: &str) {
-        let kernel = self.rows[0].median(self.figure);
         for row in &self.rows[1..] {
             let figure = format!("{figure}_{}", row.stack.name());
-            let ratio = row.median(self.figure) / kernel;
-            result.compare_with_best(&figure, ratio, self.first_pass.rows(kernel));
+            let ratio = self.ratio(row.stack, self.figure);
+            result.compare_with_best(&figure, ratio, self.kernel_rows());
         }
+    }
+
+    /// Median of `of` on `stack` over that of the kernel's best. Not a number if the stack was not
+    /// measured.
+    pub(crate) fn ratio(&self, stack: StackKind, of: fn(&M) -> f64) -> f64 {
+        let row = self.rows.iter().find(|row| row.stack == stack);
+        row.map_or(f64::NAN, |row| row.median(of) / self.rows[0].median(of))
+    }
+
+    /// The kernel's figures by which its best was chosen.
+    pub(crate) fn kernel_rows(&self) -> KernelRows {
+        self.first_pass.rows(self.rows[0].median(self.figure))
     }
 }
 

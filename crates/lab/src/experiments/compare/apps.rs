@@ -319,7 +319,7 @@ fn report(config: &TcpLabConfig, cases: &[Case]) -> Experiment {
         config.repeats
     ));
     result.note(
-        "packaged: redis-benchmark and wrk on core 0, on kernel sockets, with as many connections; \
+        "packaged: redis-benchmark, memcaslap and wrk on core 0, on kernel sockets, with as many connections; \
          where they disagree with the load from the device, core 0 is their limit",
     );
     result.note(

@@ -6,4 +6,5 @@ pub mod connections;
 pub mod dns;
 pub mod echo_cost;
 pub mod noisy;
+pub mod programs;
 pub mod syn_flood;

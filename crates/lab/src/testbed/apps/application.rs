@@ -74,13 +74,13 @@ impl Application {
                 self.port()
             ),
             Self::Memcached => {
-                format!("memcached -u root -p {} -U 0 -l 0.0.0.0 -t 1", self.port())
+                format!("memcached -u root -p {} -U 0 -l 0.0.0.0 -t 1 -c 4096", self.port())
             }
             Self::Nginx => {
                 let config = folder.join("nginx.conf");
                 let text = format!(
                     "daemon off; master_process off; pid {root}/pid; error_log /dev/null;
-                     events {{ worker_connections 1024; }}
+                     events {{ worker_connections 4096; }}
                      http {{ access_log off; keepalive_requests 1000000000;
                      client_body_temp_path {root}/body; proxy_temp_path {root}/proxy;
                      fastcgi_temp_path {root}/fastcgi; uwsgi_temp_path {root}/uwsgi;

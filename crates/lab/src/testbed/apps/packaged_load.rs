@@ -1,4 +1,4 @@
-//! Load of packaged benchmark programs in a closed loop: redis-benchmark and wrk.
+//! Load of packaged benchmark programs in a closed loop: redis-benchmark, memcaslap and wrk.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -25,8 +25,11 @@ pub(crate) fn measure(
         Application::Redis => {
             Some(measure_redis(|| command("redis-benchmark"), target, connections, seconds))
         }
+        Application::Memcached => {
+            Some(measure_memcached(&mut command("memcaslap"), target, connections, seconds))
+        }
         Application::Nginx => Some(measure_http(&mut command("wrk"), target, connections, seconds)),
-        Application::Echo | Application::Memcached => None,
+        Application::Echo => None,
     }
 }
 
@@ -49,17 +52,35 @@ fn measure_redis(
     run(((estimate * seconds) as u64).max(probe_requests))
 }
 
+/// Nine gets and one set of values of 64 bytes.
+fn measure_memcached(
+    command: &mut Command,
+    target: SocketAddr,
+    connections: usize,
+    seconds: f64,
+) -> Result<f64, LabError> {
+    command.args(["-s", &target.to_string(), "-T", "1", "-c", &connections.to_string()]);
+    // The window is the number of values of each connection, with which the run begins.
+    command.args(["-X", "64", "-w", "1k", "-t", &format!("{}s", whole_seconds(seconds))]);
+    let output = run_to_end(command, "libmemcached-tools")?;
+    parse_memcached_rate(&output).ok_or_else(|| unknown_output("memcaslap", &output))
+}
+
 fn measure_http(
     command: &mut Command,
     target: SocketAddr,
     connections: usize,
     seconds: f64,
 ) -> Result<f64, LabError> {
-    // wrk counts whole seconds.
-    let seconds = seconds.ceil().max(1.0);
+    let seconds = whole_seconds(seconds);
     command.args(["-t", "1", "-c", &connections.to_string(), "-d", &format!("{seconds}s")]);
     let output = run_to_end(command.arg(format!("http://{target}/f")), "wrk")?;
     parse_http_rate(&output).ok_or_else(|| unknown_output("wrk", &output))
+}
+
+/// The programs count whole seconds.
+pub(super) fn whole_seconds(seconds: f64) -> String {
+    seconds.ceil().max(1.0).to_string()
 }
 
 fn unknown_output(program: &str, output: &str) -> LabError {
@@ -70,6 +91,13 @@ fn unknown_output(program: &str, output: &str) -> LabError {
 fn parse_redis_rate(output: &str) -> Option<f64> {
     let row = output.lines().find_map(|line| line.strip_prefix("\"GET\","))?;
     row.split(',').next()?.trim_matches('"').parse().ok()
+}
+
+/// Rate in the last line of memcaslap.
+fn parse_memcached_rate(output: &str) -> Option<f64> {
+    let (_, rate) =
+        output.lines().find(|line| line.starts_with("Run time:"))?.split_once("TPS:")?;
+    rate.split_whitespace().next()?.parse().ok()
 }
 
 /// Rate in the output of wrk; `None` if responses other than 2xx or 3xx came.
@@ -89,6 +117,13 @@ mod tests {
         let output = "\"test\",\"rps\",\"avg_latency_ms\"\n\"GET\",\"166666.67\",\"0.2\"\n";
         assert_eq!(parse_redis_rate(output), Some(166_666.67));
         assert_eq!(parse_redis_rate("Could not connect"), None);
+    }
+
+    #[test]
+    fn reads_the_rate_of_memcaslap() {
+        let output = "cmd_get: 32000\n\nRun time: 1.0s Ops: 37959 TPS: 37956 Net_rate: 7.6M/s\n";
+        assert_eq!(parse_memcached_rate(output), Some(37_956.0));
+        assert_eq!(parse_memcached_rate("SYSTEM ERROR"), None);
     }
 
     #[test]

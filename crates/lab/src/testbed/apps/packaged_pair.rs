@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::packaged_load::whole_seconds;
 use super::{ProgramStack, StackKind};
 use crate::error::LabError;
 use crate::testbed::flood::FloodTestbed;
@@ -20,6 +21,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 /// Time for which a client tries again. After a connection without a test iperf3 opens a new
 /// listener, and refuses clients meanwhile.
 const RETRY_TIME: Duration = Duration::from_secs(10);
+
+/// Messages of sockperf, each of which the server returns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum SockperfLoad {
+    /// Each after the reply to the one before.
+    PingPong,
+    /// The same with a server that never sleeps.
+    BusyWaitingServer,
+    /// Messages per second.
+    Rate(f64),
+}
 
 /// Round trips that sockperf has measured, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,23 +73,28 @@ pub(crate) fn measure_bytes(
 pub(crate) fn measure_round_trips(
     testbed: &FloodTestbed,
     stack: StackKind,
+    load: SockperfLoad,
     bytes: usize,
     seconds: f64,
 ) -> Result<RoundTrips, LabError> {
     let (port, bytes) = (SOCKPERF_PORT.to_string(), bytes.to_string());
-    let serve = ["sockperf", "server", "--tcp", "-p", &port, "-m", &bytes];
+    let mut serve = vec!["sockperf", "server", "--tcp", "-p", &port, "-m", &bytes];
+    if load == SockperfLoad::BusyWaitingServer {
+        serve.push("--nonblocked");
+    }
     let server = Server::start(testbed, stack, &serve, SOCKPERF_PORT)?;
     let mut command = server.client(testbed, "sockperf");
-    command.args(["ping-pong", "--tcp", "--full-rtt", "-i", &server.target.ip().to_string()]);
+    match load {
+        SockperfLoad::PingPong | SockperfLoad::BusyWaitingServer => command.arg("ping-pong"),
+        SockperfLoad::Rate(rate) => {
+            command.args(["under-load", "--reply-every", "1", "--mps", &rate.to_string()])
+        }
+    };
+    command.args(["--tcp", "--full-rtt", "-i", &server.target.ip().to_string()]);
     command.args(["-p", &port, "-m", &bytes, "-t", &whole_seconds(seconds)]);
     let text = run_to_end(&mut command, "sockperf")?;
     parse_sockperf(&text)
         .ok_or_else(|| LabError::Config(format!("the output of sockperf has no latency: {text}")))
-}
-
-/// The programs count whole seconds.
-fn whole_seconds(seconds: f64) -> String {
-    seconds.ceil().max(1.0).to_string()
 }
 
 /// Running server of a packaged program.

@@ -9,7 +9,7 @@ use crate::experiments::packaged_program::ProgramResults;
 use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
 use crate::testbed::apps::StackKind;
-use crate::testbed::apps::packaged_pair::{RoundTrips, measure_round_trips};
+use crate::testbed::apps::packaged_pair::{RoundTrips, SockperfLoad, measure_round_trips};
 use crate::testbed::flood::FloodTestbed;
 use crate::testbed::tcp::{TcpLabConfig, choose_cores};
 
@@ -22,7 +22,8 @@ pub(super) fn add_rows(
     let (server_core, load_core) = choose_cores()?;
     let testbed = FloodTestbed::new(server_core, load_core)?;
     let measure = |stack: StackKind, progress: &Progress| {
-        let run = measure_round_trips(&testbed, stack, bytes, config.seconds)?;
+        let run =
+            measure_round_trips(&testbed, stack, SockperfLoad::PingPong, bytes, config.seconds)?;
         progress.step(format_args!(
             "sockperf {:<22} {bytes:>5} B: p50 {:.1} us, p90 {:.1} us",
             stack.name(),
