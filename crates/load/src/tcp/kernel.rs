@@ -9,11 +9,18 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 use super::{ConnectionOps, ConnectionSet, TcpLoadConfig, source_address};
 
 /// Maximum number of events per `epoll_wait`.
 const EVENTS_PER_WAIT: usize = 256;
+/// Event data of the timer: no connection has this slot.
+const TIMER: u64 = u64::MAX;
+/// Resolution of the time limit of `epoll_wait`, in nanoseconds.
+const EPOLL_RESOLUTION_NS: u64 = 1_000_000;
 
 /// Connections on kernel sockets.
 pub(super) struct KernelConnections<'c> {
@@ -24,6 +31,8 @@ pub(super) struct KernelConnections<'c> {
 struct KernelOps<'c> {
     config: &'c TcpLoadConfig,
     epoll: OwnedFd,
+    /// Ends the waits that are shorter than the resolution of `epoll_wait`.
+    timer: OwnedFd,
     streams: Vec<Option<TcpStream>>,
 }
 
@@ -33,8 +42,13 @@ impl<'c> KernelConnections<'c> {
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(TIMER), epoll::EventFlags::IN)?;
         let streams = (0..config.connections).map(|_| None).collect();
-        let ops = KernelOps { config, epoll, streams };
+        let ops = KernelOps { config, epoll, timer, streams };
         Ok(Self { ops, events: Vec::with_capacity(EVENTS_PER_WAIT) })
     }
 }
@@ -48,6 +62,12 @@ impl ConnectionSet for KernelConnections<'_> {
         let timeout = Duration::from_nanos(timeout_ns);
         let timeout =
             Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        if timeout_ns < EPOLL_RESOLUTION_NS {
+            let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let once = Itimerspec { it_interval: zero, it_value: timeout };
+            // An expiry before this one no longer counts.
+            timerfd_settime(&self.ops.timer, TimerfdTimerFlags::empty(), &once)?;
+        }
         self.events.clear();
         let events = rustix::buffer::spare_capacity(&mut self.events);
         match epoll::wait(&self.ops.epoll, events, Some(&timeout)) {
@@ -55,7 +75,13 @@ impl ConnectionSet for KernelConnections<'_> {
             Err(error) => return Err(error.into()),
         }
         for event in self.events.drain(..) {
-            on_ready(&mut self.ops, event.data.u64() as usize)?;
+            let slot = event.data.u64();
+            if slot == TIMER {
+                // Reads the expiry: the next wait may be without the timer.
+                let _ = rustix::io::read(&self.ops.timer, &mut [0_u8; 8]);
+            } else {
+                on_ready(&mut self.ops, slot as usize)?;
+            }
         }
         Ok(())
     }

@@ -141,6 +141,29 @@ fn one_flush_sends_a_limited_number_of_segments() {
     });
 }
 
+/// Long messages of many connections do not delay a short one by more than a flush.
+#[test]
+fn short_message_leaves_before_the_rest_of_long_ones() {
+    for_each_family(|family| {
+        let mut pair = ClientServerPair::new(family, [config(1), config(2)]);
+        let large = ArenaConfig { frames: 2048, frame_size: FrameSize::K2, hugepages: false };
+        pair.a.arena = Arena::new(large).unwrap();
+        let clients: Vec<_> = (0..17).map(|_| pair.connect().0).collect();
+        let (short, long) = clients.split_last().unwrap();
+        let mut send = |client: TcpId, bytes: usize| {
+            let sent = pair.a.stack.tcp_send_unflushed(pair.a.now_ns, client, &vec![1; bytes]);
+            assert_eq!(sent, Ok(bytes));
+        };
+        // Initial windows (RFC 6928).
+        long.iter().for_each(|&client| send(client, 10 * 1400));
+        send(*short, 100);
+        pair.a.stack.tcp_flush(pair.a.now_ns, &mut pair.a.arena);
+        let sent = pair.a.sent();
+        assert!(sent.iter().any(|frame| frame.len() < 300), "{} frames before it", sent.len());
+        assert!(sent.len() < 16 * 10);
+    });
+}
+
 /// A byte far ahead of the window's start takes memory for itself only. Connections with
 /// unread data leave memory to the others.
 #[test]

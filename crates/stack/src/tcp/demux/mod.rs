@@ -6,6 +6,7 @@ mod input;
 mod memory;
 mod migration;
 mod output;
+mod pending;
 mod slots;
 mod snapshot;
 mod stalled;

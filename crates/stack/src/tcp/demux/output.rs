@@ -6,6 +6,7 @@ use tidegate_memory::{Arena, Checksum, Frame, MAX_SEGMENT_BYTES};
 use tidegate_wire::tcp::TcpFlags;
 use tidegate_wire::{DropReason, Ipv6Header, Protocol, Sum, TcpHeader, checksum, tcp};
 
+use super::pending::Turn;
 use super::table::TcpTable;
 use crate::interface::Interface;
 use crate::ip::packet::Packet;
@@ -19,9 +20,13 @@ const MAX_TURN_SEGMENTS: usize = 32;
 /// The same limit with TSO: two packets of the largest size.
 const MAX_TSO_TURN_SEGMENTS: usize = 90;
 
+/// The same limit for a connection that had no output before, while others wait: a short message
+/// leaves before the rest of long ones.
+const MAX_FIRST_TURN_SEGMENTS: usize = 2;
+
 /// Cost of what one flush sends at most: a frame costs 1, and 1 more for each [`COSTLY_BYTES`]. The
 /// rest leaves after the next burst has been received, which would otherwise wait for all of it.
-const MAX_FLUSH_COST: usize = 128;
+const MAX_FLUSH_COST: usize = 64;
 /// Payload bytes that cost as much as a frame.
 const COSTLY_BYTES: usize = 16 << 10;
 
@@ -87,16 +92,16 @@ impl TcpTable {
         }
         self.reclaim_memory(&mut interface.counters, now_ns);
         self.wake_memory_waiters(now_ns);
-        while let Some((index, remote)) = self.next_pending() {
+        while let Some((index, turn, remote)) = self.next_pending() {
             if !interface.has_space_for_segments(arena) {
-                self.requeue_pending(index);
+                self.put_pending_back(index, turn);
                 return self.retry_later(now_ns);
             }
             if self.flush_cost >= MAX_FLUSH_COST {
-                self.requeue_pending(index);
+                self.put_pending_back(index, turn);
                 return self.go_on_later(now_ns);
             }
-            self.flush_connection(interface, now_ns, arena, index, remote);
+            self.flush_connection(interface, now_ns, arena, (index, turn), remote);
         }
     }
 
@@ -105,7 +110,7 @@ impl TcpTable {
         interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
-        index: u32,
+        (index, turn): (u32, Turn),
         remote: IpAddr,
     ) {
         // Without a path, segments count as lost; the timers of the connection still run.
@@ -113,8 +118,11 @@ impl TcpTable {
         let path = path.as_ref().ok();
         let mtu = path.map_or(interface.mtu, |path| path.segment_mtu.into());
         let max_bytes = path.map_or(0, |path| self.max_tso_bytes(interface, path, index));
-        let mut segments_left =
-            if max_bytes > 0 { MAX_TSO_TURN_SEGMENTS } else { MAX_TURN_SEGMENTS };
+        let mut segments_left = match turn {
+            Turn::First if !self.pending.is_empty() => MAX_FIRST_TURN_SEGMENTS,
+            _ if max_bytes > 0 => MAX_TSO_TURN_SEGMENTS,
+            _ => MAX_TURN_SEGMENTS,
+        };
         let mut tso: Option<TsoSegment> = None;
         while segments_left > 0 && interface.has_space_for_segments(arena) {
             let Some(connection) = self.connections.at_mut(index) else { break };
@@ -135,6 +143,7 @@ impl TcpTable {
         if let Some(tso) = tso {
             self.send_tso_segment(interface, arena, path, &tso, index);
         }
+        self.continue_pending(index);
         self.update(now_ns, index);
     }
 

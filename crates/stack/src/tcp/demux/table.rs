@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_wire::DropReason;
 
+use super::pending::{PendingOutput, Turn};
 use super::slots::{Connections, TupleIndex};
 use super::stalled::StallQueue;
 use super::timer_wheel::TimerWheel;
@@ -41,8 +42,8 @@ pub(crate) struct TcpTable {
     pub(crate) secret: Secret,
     pub(crate) clock: PeerClock,
     wheel: TimerWheel,
-    /// Connections with pending output, in round-robin order.
-    pending: VecDeque<u32>,
+    /// Connections with pending output.
+    pub(super) pending: PendingOutput,
     /// Segments to send that belong to no connection.
     pub(crate) replies: Vec<OutSegment>,
     reset_limiter: TokenBucket,
@@ -81,7 +82,7 @@ impl TcpTable {
             secret: Secret::new(chance),
             clock: PeerClock::default(),
             wheel: TimerWheel::new(now_ns),
-            pending: VecDeque::new(),
+            pending: PendingOutput::default(),
             replies: Vec::new(),
             reset_limiter: TokenBucket::new(now_ns, limits.tcp_resets_pps),
             events: VecDeque::new(),
@@ -280,7 +281,7 @@ impl TcpTable {
             && !connection.flags.contains(ConnFlags::PENDING)
         {
             connection.flags.insert(ConnFlags::PENDING);
-            self.pending.push_back(index);
+            self.pending.push(index, Turn::First);
         }
         if connection.flags.contains(ConnFlags::NOTIFY_READABLE)
             || connection.flags.contains(ConnFlags::NOTIFY_WRITABLE)
@@ -422,25 +423,35 @@ impl TcpTable {
         }
     }
 
-    /// Returns the next connection with pending output, and its remote address.
-    pub(crate) fn next_pending(&mut self) -> Option<(u32, IpAddr)> {
-        while let Some(index) = self.pending.pop_front() {
+    /// Takes the next connection with pending output: its slot, its turn and its remote address.
+    pub(super) fn next_pending(&mut self) -> Option<(u32, Turn, IpAddr)> {
+        while let Some((index, turn)) = self.pending.pop() {
             if let Some(connection) = self.connections.at_mut(index)
                 && connection.flags.contains(ConnFlags::PENDING)
             {
                 connection.flags.remove(ConnFlags::PENDING);
-                return Some((index, connection.tuple.remote_ip()));
+                return Some((index, turn, connection.tuple.remote_ip()));
             }
         }
         None
     }
 
-    /// Appends an unfinished connection to the output queue again.
-    pub(crate) fn requeue_pending(&mut self, index: u32) {
+    /// Returns a connection that was taken and has not had its turn.
+    pub(super) fn put_pending_back(&mut self, index: u32, turn: Turn) {
         if let Some(connection) = self.connections.at_mut(index)
             && connection.flags.set_new(ConnFlags::PENDING)
         {
-            self.pending.push_back(index);
+            self.pending.put_back(index, turn);
+        }
+    }
+
+    /// Gives a connection a further turn if it has more output than the last one permitted.
+    pub(super) fn continue_pending(&mut self, index: u32) {
+        if let Some(connection) = self.connections.at_mut(index)
+            && connection.flags.contains(ConnFlags::WANTS_OUTPUT)
+            && connection.flags.set_new(ConnFlags::PENDING)
+        {
+            self.pending.push(index, Turn::Further);
         }
     }
 
