@@ -1,0 +1,77 @@
+//! Table of unmodified programs: each program of `*.toml` in this folder moves 10 MB by its own
+//! protocol over both families: on the kernel, attached to a daemon, and with an embedded stack.
+//!
+//! `make programs` runs them all and writes `docs/programs.json` and `docs/programs.md`.
+
+mod case;
+mod description;
+mod page;
+mod scripts;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+
+use case::{Placement, Row};
+use description::Program;
+use support::is_root;
+
+/// Programs that each run of the tests tries, so that the descriptions stay valid.
+const QUICK: [&str; 1] = ["redis"];
+
+/// Runs a program in every placement. Returns the rows, or the reason why it cannot run here.
+fn run(program: &Program) -> Result<Vec<Row>, String> {
+    if let Some(obstacle) = program.obstacle() {
+        return Err(obstacle);
+    }
+    let version = program.version();
+    Ok(Placement::ALL
+        .iter()
+        .flat_map(|&placement| case::run(program, &version, placement))
+        .collect())
+}
+
+/// Rows whose result is not the one that the description expects.
+fn unexpected(program: &Program, rows: &[Row]) -> Vec<String> {
+    let expects_failure = |row: &&Row| program.expected_failure(row.placement).is_some();
+    let is_unexpected = |row: &&Row| row.is_good() == expects_failure(row);
+    rows.iter().filter(is_unexpected).map(Row::to_string).collect()
+}
+
+#[test]
+fn quick_programs_run() {
+    if !is_root("program_table") {
+        return;
+    }
+    for program in description::all().iter().filter(|program| QUICK.contains(&&*program.name)) {
+        match run(program) {
+            Ok(rows) => assert_eq!(unexpected(program, &rows), [""; 0]),
+            Err(obstacle) => eprintln!("skipped program_table {}: {obstacle}", program.name),
+        }
+    }
+}
+
+/// Every program, or with `TIDEGATE_PROGRAMS` the ones whose names contain one of its words,
+/// separated by commas. The rows of other programs stay in the table.
+#[test]
+#[ignore = "takes a quarter of an hour: make programs"]
+fn every_program_runs() {
+    assert!(is_root("program_table"), "network namespaces need root");
+    let wanted = std::env::var("TIDEGATE_PROGRAMS").unwrap_or_default();
+    let is_wanted = |program: &&Program| wanted.split(',').any(|word| program.name.contains(word));
+    let all = description::all();
+    let mut failures = Vec::new();
+    for program in all.iter().filter(is_wanted) {
+        eprintln!("== {}", program.name);
+        let mut table: BTreeMap<_, _> = page::read();
+        let result = run(program);
+        if let Ok(rows) = &result {
+            rows.iter().for_each(|row| eprintln!("{row}"));
+            failures.extend(unexpected(program, rows));
+        }
+        table.insert(program.name.clone(), page::Entry::new(result));
+        // After each program, so that an interrupted run keeps what it found.
+        page::write(&all, table);
+    }
+    assert!(failures.is_empty(), "not as expected:\n{}", failures.join("\n"));
+}
