@@ -52,6 +52,9 @@ pub struct Program {
     /// Script that makes the program reload and returns when it has.
     #[serde(default)]
     pub reload: String,
+    /// Number of reloads by each family.
+    #[serde(default = "three_reloads")]
+    pub reloads: usize,
     /// Name of the reload for the table.
     #[serde(default)]
     pub reload_by: String,
@@ -68,6 +71,10 @@ pub struct Program {
     /// Reasons for which the program does not work: by placement.
     #[serde(default)]
     pub fails: BTreeMap<Placement, String>,
+}
+
+fn three_reloads() -> usize {
+    3
 }
 
 fn stop_by_signal() -> String {

@@ -53,13 +53,14 @@ http_load() {
         /^Non-2xx responses:/ { failed += $3 } END { print 300 - done + failed, 300 }' "$ROOT/ab"
 }
 
-# Runs a command 20 times; prints how many were lost and made.
+# Runs a command so many times; prints how many were lost and made.
 each_load() {
-    local lost=0
-    for _ in $(seq 20); do
+    local count=$1 lost=0
+    shift
+    for _ in $(seq "$count"); do
         timeout 20 "$@" >/dev/null 2>&1 || lost=$((lost + 1))
     done
-    echo "$lost 20"
+    echo "$lost $count"
 }
 
 # 300 queries by UDP and 300 by TCP from $ROOT/queries; prints how many were lost and made.

@@ -10,8 +10,6 @@ mod scripts;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::collections::BTreeMap;
-
 use case::{Placement, Row};
 use description::Program;
 use support::is_root;
@@ -63,12 +61,12 @@ fn every_program_runs() {
     let mut failures = Vec::new();
     for program in all.iter().filter(is_wanted) {
         eprintln!("== {}", program.name);
-        let mut table: BTreeMap<_, _> = page::read();
         let result = run(program);
         if let Ok(rows) = &result {
             rows.iter().for_each(|row| eprintln!("{row}"));
             failures.extend(unexpected(program, rows));
         }
+        let mut table = page::read();
         table.insert(program.name.clone(), page::Entry::new(result));
         // After each program, so that an interrupted run keeps what it found.
         page::write(&all, table);
