@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::description::Program;
-use crate::scripts::Site;
+use crate::scripts::ProgramFolder;
 use crate::support::run::{ChildProcess, Daemon, OWN_ADDRESSES, ServerHost};
 use crate::support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed};
 
@@ -44,7 +44,7 @@ impl Placement {
 }
 
 /// Requests and connections during reloads.
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Losses {
     pub lost: u64,
     pub of: u64,
@@ -62,7 +62,7 @@ pub struct Row {
     /// Reason for which something did not work.
     pub failure: Option<String>,
     pub reload: Option<Losses>,
-    /// What the program left behind: processes, sockets, files, settings.
+    /// Remains of the program: processes, sockets, files, settings.
     pub left_behind: Vec<String>,
 }
 
@@ -88,6 +88,13 @@ impl Display for Row {
         }
         Ok(())
     }
+}
+
+/// Losses of both families at reload in one placement, if there was a reload.
+pub fn losses(rows: &[Row], placement: Placement) -> Option<Losses> {
+    let rows = rows.iter().filter(|row| row.placement == placement);
+    rows.filter_map(|row| row.reload)
+        .reduce(|sum, more| Losses { lost: sum.lost + more.lost, of: sum.of + more.of })
 }
 
 /// Runs the program in one placement, by both families.
@@ -135,8 +142,8 @@ fn run_on_testbed(program: &Program, placement: Placement, rows: &mut [Row]) -> 
     };
     let before = Remains::of(&host);
     let of_daemon = processes(&host);
-    let site = Site::new(&program.variables);
-    let mut case = Case { program, host, site, placement, of_daemon };
+    let folder = ProgramFolder::new(&program.variables);
+    let mut case = Case { program, host, folder, placement, of_daemon };
     let result = case.serve(rows);
     let ended = case.end();
     let mut left_behind = case.left_behind(&before);
@@ -150,7 +157,7 @@ fn run_on_testbed(program: &Program, placement: Placement, rows: &mut [Row]) -> 
 struct Case<'s> {
     program: &'s Program,
     host: ServerHost<'s>,
-    site: Site,
+    folder: ProgramFolder,
     placement: Placement,
     /// Processes in the server's namespace before the program starts.
     of_daemon: BTreeSet<u32>,
@@ -168,41 +175,38 @@ impl Case<'_> {
     fn serve(&mut self, rows: &mut [Row]) -> Result<(), String> {
         let (program, testbed) = (self.program, self.host.testbed());
         for (name, text) in &program.files {
-            fs::write(self.site.root().join(name), self.site.fill(text)).unwrap();
+            fs::write(self.folder.root().join(name), self.folder.fill(text)).unwrap();
         }
-        let _backend = match &program.backend {
-            Some(command) => Some(self.start_backend(command)),
-            None => None,
-        };
+        let _backend = program.backend.as_ref().map(|command| self.start_backend(command));
         if let Some(prepare) = &program.prepare {
-            self.site.run(testbed.client(), prepare, SERVER_V4)?;
+            self.folder.run(testbed.client(), prepare, SERVER_V4)?;
         }
-        let words = self.site.fill(&program.start);
+        let words = self.folder.fill(&program.start);
         let words: Vec<&str> = words.split_whitespace().collect();
         let mut command = self.host.run(&words);
-        let log = File::create(self.site.root().join("log")).unwrap();
-        command.stdout(log.try_clone().unwrap()).stderr(log).current_dir(self.site.root());
+        let log = File::create(self.folder.root().join("log")).unwrap();
+        command.stdout(log.try_clone().unwrap()).stderr(log).current_dir(self.folder.root());
         if self.placement != Placement::Kernel {
             command.env("TIDEGATE_PRELOAD_LIBRARY", library_for_all_users());
         }
         // Apache ends its whole process group.
         let child = ChildProcess::new(command.process_group(0));
-        self.site.pid = child.pid();
+        self.folder.pid = child.pid();
         let served = self.try_families(rows);
         // A program that ends later than its children must not be killed before them.
-        let stopped = self.site.run(testbed.server(), &program.stop, SERVER_V4);
+        let stopped = self.folder.run(testbed.server(), &program.stop, SERVER_V4);
         let ended =
             wait_until("the program has ended", self.limit(), || Ok(self.processes().is_empty()));
         served.and(stopped.map(drop)).and(ended)
     }
 
     fn start_backend(&self, command: &str) -> ChildProcess {
-        let words = self.site.fill(command);
+        let words = self.folder.fill(command);
         let mut words = words.split_whitespace();
         let mut backend = self.host.testbed().client().command(words.next().unwrap());
-        let log = File::create(self.site.root().join("backend.log")).unwrap();
+        let log = File::create(self.folder.root().join("backend.log")).unwrap();
         backend.args(words).stdout(log.try_clone().unwrap()).stderr(log);
-        ChildProcess::new(backend.current_dir(self.site.root()))
+        ChildProcess::new(backend.current_dir(self.folder.root()))
     }
 
     fn try_families(&self, rows: &mut [Row]) -> Result<(), String> {
@@ -230,11 +234,11 @@ impl Case<'_> {
             }
             Ok(testbed.accepts(address, self.program.port))
         })
-        .map_err(|error| format!("{error}: {}", self.site.last_line("log")))?;
+        .map_err(|error| format!("{error}: {}", self.folder.last_line("log")))?;
         let Some(ready) = &self.program.ready else { return Ok(()) };
         let mut last = String::new();
         wait_until("the program serves", self.limit(), || {
-            let result = self.site.run(testbed.client(), ready, address);
+            let result = self.folder.run(testbed.client(), ready, address);
             last = result.as_ref().err().cloned().unwrap_or_default();
             Ok(result.is_ok())
         })
@@ -243,9 +247,9 @@ impl Case<'_> {
 
     /// Moves the data and compares the hash. Returns the number of bytes.
     fn transfer(&self, address: &str) -> Result<u64, String> {
-        let expected = self.site.expected();
+        let expected = self.folder.expected();
         let script = format!("{{ {}\n}} | sha256sum", self.program.transfer.trim_end());
-        let printed = self.site.run(self.host.testbed().client(), &script, address)?;
+        let printed = self.folder.run(self.host.testbed().client(), &script, address)?;
         let right = Command::new("sha256sum").stdin(File::open(&expected).unwrap()).output();
         if printed.as_bytes() != right.unwrap().stdout {
             return Err("the data is not what was sent".to_owned());
@@ -258,25 +262,25 @@ impl Case<'_> {
         if self.program.reload.is_empty() {
             return Ok(None);
         }
-        let (site, program) = (&self.site, self.program);
+        let (folder, program) = (&self.folder, self.program);
         let (client, server) = (self.host.testbed().client(), self.host.testbed().server());
         let [stop, rounds, done] =
-            ["stop", "rounds", "reloaded"].map(|name| site.root().join(name));
+            ["stop", "rounds", "reloaded"].map(|name| folder.root().join(name));
         fs::write(&rounds, "").unwrap();
         let mut in_flight = (!program.in_flight.is_empty())
-            .then(|| site.spawn(client, &program.in_flight, address, "in_flight.log"));
+            .then(|| folder.spawn(client, &program.in_flight, address, "in_flight.log"));
         let script = format!("while [ ! -e stop ]; do {} ; done >>rounds", program.load.trim_end());
-        let mut load = site.spawn(client, &script, address, "load.log");
+        let mut load = folder.spawn(client, &script, address, "load.log");
         let reloaded = (0..program.reloads).try_for_each(|count| {
             self.wait_for_rounds(&rounds, &mut load)?;
             if let Some(connection) = &mut in_flight
                 && count == 0
                 && connection.try_wait().unwrap().is_some()
             {
-                let error = site.last_line("in_flight.log");
+                let error = folder.last_line("in_flight.log");
                 return Err(format!("the connection ended before the reload: {error}"));
             }
-            site.run(server, &program.reload, address).map(drop)
+            folder.run(server, &program.reload, address).map(drop)
         });
         let reloaded = reloaded.and_then(|()| self.wait_for_rounds(&rounds, &mut load));
         for file in [&stop, &done] {
@@ -293,7 +297,7 @@ impl Case<'_> {
         reloaded?;
         match load.success() {
             true => Ok(Some(losses)),
-            false => Err(format!("the load failed: {}", site.last_line("load.log"))),
+            false => Err(format!("the load failed: {}", folder.last_line("load.log"))),
         }
     }
 
@@ -302,7 +306,7 @@ impl Case<'_> {
         let count = || fs::read_to_string(rounds).unwrap().lines().count();
         let wanted = count() + 2;
         wait_until("the load has made more requests", LIMIT, || match load.try_wait().unwrap() {
-            Some(_) => Err(format!("the load ended: {}", self.site.last_line("load.log"))),
+            Some(_) => Err(format!("the load ended: {}", self.folder.last_line("load.log"))),
             None => Ok(count() >= wanted),
         })
     }
@@ -310,7 +314,7 @@ impl Case<'_> {
     /// True if the started process and all others of the program have ended.
     fn has_ended(&self) -> bool {
         // The process is a zombie until it is waited for.
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.site.pid)).unwrap();
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.folder.pid)).unwrap();
         stat.rsplit_once(") ").unwrap().1.starts_with('Z') && self.processes().is_empty()
     }
 
@@ -334,12 +338,13 @@ impl Case<'_> {
         Err(format!("processes: {}", names.into_iter().collect::<Vec<_>>().join(", ")))
     }
 
-    /// What exists after the end of the program and did not before.
+    /// Names everything that exists after the end of the program and did not before.
     fn left_behind(&self, before: &Remains) -> Vec<String> {
         let mut after = Remains::of(&self.host);
         // The daemon notices the end of a program by itself.
         let began = Instant::now();
-        while after != *before && began.elapsed() < Duration::from_secs(10) {
+        while !after.entries.is_subset(&before.entries) && began.elapsed() < Duration::from_secs(10)
+        {
             thread::sleep(Duration::from_millis(20));
             after = Remains::of(&self.host);
         }
@@ -347,8 +352,7 @@ impl Case<'_> {
     }
 }
 
-/// What a program may leave behind, apart from processes.
-#[derive(PartialEq, Eq)]
+/// Everything that a program may leave behind, apart from processes.
 struct Remains {
     entries: BTreeSet<String>,
 }
@@ -375,10 +379,17 @@ impl Remains {
         entries
             .extend(of_kernel.lines().filter(is_internet).map(|line| format!("listens: {line}")));
         let files = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-        let files = files.map(|file| file.file_name().to_string_lossy().into_owned());
-        entries.extend(files.map(|name| format!("/dev/shm/{name}")));
+        let files = files.map(|file| file.path().to_string_lossy().into_owned());
+        entries.extend(files.filter(|path| !is_mapped(path)));
         Self { entries }
     }
+}
+
+/// True if a process has mapped this file: a process of somebody else, after the program's end.
+fn is_mapped(path: &str) -> bool {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let maps = processes.map(|process| fs::read_to_string(process.path().join("maps")));
+    maps.flatten().any(|maps| maps.contains(path))
 }
 
 /// Processes in the server's namespace.

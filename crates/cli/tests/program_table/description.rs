@@ -9,7 +9,7 @@ use crate::case::Placement;
 use crate::scripts;
 use crate::support::has_programs;
 
-/// Description of a program. All scripts are bash, see [`scripts::Site`] for their environment;
+/// Description of a program. All scripts are bash, see [`scripts::ProgramFolder`] for their environment;
 /// the same variables are replaced in `files`, `start` and `daemon`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use crate::case::{Losses, Placement, Row};
+use crate::case::{self, Placement, Row};
 use crate::description::Program;
 
 /// Result of a program: its rows, or the reason why it did not run.
@@ -112,13 +112,8 @@ fn reloads(program: &Program, entry: &Entry) -> String {
         return String::new();
     }
     let sum = |placement| {
-        let rows = entry.rows.iter().filter(|row| row.placement == placement);
-        let losses: Vec<Losses> = rows.filter_map(|row| row.reload).collect();
-        let sum = |count: fn(&Losses) -> u64| losses.iter().map(count).sum::<u64>();
-        match losses.is_empty() {
-            true => "–".to_owned(),
-            false => format!("{} of {}", sum(|losses| losses.lost), sum(|losses| losses.of)),
-        }
+        let sum = case::losses(&entry.rows, placement);
+        sum.map_or_else(|| "–".to_owned(), |sum| format!("{} of {}", sum.lost, sum.of))
     };
     let all = [Placement::Attached, Placement::Embedded, Placement::Kernel].map(sum);
     format!("{}: {}", program.reload_by, all.join(", "))

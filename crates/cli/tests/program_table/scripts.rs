@@ -18,7 +18,7 @@ const FUNCTIONS: &str = include_str!("functions.sh");
 const LIMIT_SECONDS: &str = "60";
 
 /// Folder of a running program, with the variables for its scripts.
-pub struct Site {
+pub struct ProgramFolder {
     folder: tempfile::TempDir,
     own: BTreeMap<String, String>,
     pub pid: u32,
@@ -30,16 +30,16 @@ fn bracketed(address: &str) -> String {
     if address.is_ipv6() { format!("[{address}]") } else { address.to_string() }
 }
 
-impl Site {
+impl ProgramFolder {
     /// Creates a folder that every user may write to, with the data that the program will move.
     /// `own` are further variables.
     pub fn new(own: &BTreeMap<String, String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let site = Self { folder, own: own.clone(), pid: 0 };
+        let created = Self { folder, own: own.clone(), pid: 0 };
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-        fs::set_permissions(site.root(), mode).unwrap();
-        fs::write(site.root().join("data"), data()).unwrap();
-        site
+        fs::set_permissions(created.root(), mode).unwrap();
+        fs::write(created.root().join("data"), data()).unwrap();
+        created
     }
 
     pub fn root(&self) -> &Path {
