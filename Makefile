@@ -92,7 +92,7 @@ lab-dns: build
 	@scripts/setup lab
 	target/release/tidegate lab dns
 
-# Runs unmodified programs on the kernel, attached and embedded, in some twenty minutes, and writes
+# Runs unmodified programs on the kernel, attached and embedded, in a quarter of an hour, and writes
 # docs/programs.md. TIDEGATE_PROGRAMS=nginx,redis runs some.
 programs:
 	@scripts/setup programs

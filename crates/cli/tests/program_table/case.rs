@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::description::Program;
 use crate::scripts::ProgramFolder;
-use crate::support::run::{ChildProcess, Daemon, OWN_ADDRESSES, ServerHost};
+use crate::support::run::{ChildProcess, Daemon, OWN_ADDRESSES, ServerHost, library};
 use crate::support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed};
 
 /// Limit for a program to serve, to reload and to end.
@@ -60,9 +60,12 @@ pub struct Row {
     /// Bytes transferred, right by hash.
     pub bytes: u64,
     /// Reason for which something did not work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reload: Option<Losses>,
     /// Remains of the program: processes, sockets, files, settings.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_behind: Vec<String>,
 }
 
@@ -187,7 +190,10 @@ impl Case<'_> {
         let log = File::create(self.folder.root().join("log")).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log).current_dir(self.folder.root());
         if self.placement != Placement::Kernel {
-            command.env("TIDEGATE_PRELOAD_LIBRARY", library_for_all_users());
+            // The build folder may be inaccessible to the program's user.
+            let copy = self.folder.root().join("libtidegate_preload.so");
+            fs::copy(library(), &copy).unwrap();
+            command.env("TIDEGATE_PRELOAD_LIBRARY", copy);
         }
         // Apache ends its whole process group.
         let child = ChildProcess::new(command.process_group(0));
@@ -423,19 +429,4 @@ fn wait_until(
         thread::sleep(Duration::from_millis(20));
     }
     Ok(())
-}
-
-/// Path of a copy of the preload library that every user may read.
-fn library_for_all_users() -> &'static Path {
-    use std::sync::OnceLock;
-    static COPY: OnceLock<tempfile::TempDir> = OnceLock::new();
-    static PATH: OnceLock<std::path::PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let folder = COPY.get_or_init(|| tempfile::tempdir().unwrap()).path();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(folder, mode).unwrap();
-        let copy = folder.join("libtidegate_preload.so");
-        fs::copy(crate::support::run::library(), &copy).unwrap();
-        copy
-    })
 }

@@ -16,7 +16,7 @@ use crate::description::Program;
 pub struct Entry {
     commit: String,
     date: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     not_run: Option<String>,
     rows: Vec<Row>,
 }
