@@ -94,7 +94,7 @@ pub fn all() -> Vec<Program> {
     let mut all: Vec<toml::Table> = Vec::new();
     for text in FILES {
         let mut file: toml::Table = text.parse().unwrap();
-        let Some(toml::Value::Array(programs)) = file.remove("program") else { continue };
+        let Some(toml::Value::Array(programs)) = file.remove("program") else { panic!() };
         for program in programs {
             let toml::Value::Table(mut program) = program else { panic!() };
             if let Some(name) = program.remove("like") {

@@ -47,6 +47,14 @@ fn unexpected(program: &Program, rows: &[Row]) -> Vec<String> {
     found
 }
 
+/// Network namespaces of this process, which end with their testbeds.
+fn own_namespaces() -> Vec<String> {
+    let own = format!("tg-{}-", std::process::id());
+    let all = std::fs::read_dir("/var/run/netns").into_iter().flatten().flatten();
+    let names = all.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(&own)).collect()
+}
+
 #[test]
 fn quick_programs_run() {
     if !is_root("program_table") {
@@ -58,6 +66,7 @@ fn quick_programs_run() {
             Err(obstacle) => eprintln!("skipped program_table {}: {obstacle}", program.name),
         }
     }
+    assert_eq!(own_namespaces(), [""; 0]);
 }
 
 /// Every program, or with `TIDEGATE_PROGRAMS` the ones whose names contain one of its words,
@@ -82,5 +91,6 @@ fn every_program_runs() {
         // After each program, so that an interrupted run keeps what it found.
         page::write(&all, table);
     }
+    failures.extend(own_namespaces());
     assert!(failures.is_empty(), "not as expected:\n{}", failures.join("\n"));
 }
