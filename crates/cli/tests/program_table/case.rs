@@ -18,7 +18,7 @@ use crate::support::run::{ChildProcess, Daemon, OWN_ADDRESSES, ServerHost, libra
 use crate::support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed};
 
 /// Limit for a program to serve, to reload and to end.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 /// Limit for a program that is expected not to serve.
 const SHORT_LIMIT: Duration = Duration::from_secs(8);
 
@@ -64,7 +64,7 @@ pub struct Row {
     pub failure: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reload: Option<Losses>,
-    /// Remains of the program: processes, sockets, files, settings.
+    /// Remains of the program: processes, sockets, settings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_behind: Vec<String>,
 }
@@ -384,18 +384,8 @@ impl Remains {
         let is_internet = |line: &&str| line.starts_with("tcp") || line.starts_with("udp");
         entries
             .extend(of_kernel.lines().filter(is_internet).map(|line| format!("listens: {line}")));
-        let files = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-        let files = files.map(|file| file.path().to_string_lossy().into_owned());
-        entries.extend(files.filter(|path| !is_mapped(path)));
         Self { entries }
     }
-}
-
-/// True if a process has mapped this file: a process of somebody else, after the program's end.
-fn is_mapped(path: &str) -> bool {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let maps = processes.map(|process| fs::read_to_string(process.path().join("maps")));
-    maps.flatten().any(|maps| maps.contains(path))
 }
 
 /// Processes in the server's namespace.

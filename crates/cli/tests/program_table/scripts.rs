@@ -15,7 +15,7 @@ use crate::support::{CLIENT_V4, CLIENT_V6, SERVER_V4, SERVER_V6};
 const FUNCTIONS: &str = include_str!("functions.sh");
 
 /// Longest time that a script may take, in seconds.
-const LIMIT_SECONDS: &str = "60";
+const LIMIT_SECONDS: &str = "240";
 
 /// Folder of a running program, with the variables for its scripts.
 pub struct ProgramFolder {
