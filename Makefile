@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns measure-all check-all clean
+.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs measure-all check-all clean
 
 # Builds the program, target/release/tidegate, the library that `tidegate run` loads, and the
 # laboratory, target/release/tidegate-lab.
@@ -91,6 +91,12 @@ fuzz:
 lab-dns: build
 	@scripts/setup lab
 	target/release/tidegate lab dns
+
+# Runs unmodified programs on the kernel, attached and embedded, in a quarter of an hour, and writes
+# docs/programs.md. TIDEGATE_PROGRAMS=nginx,redis runs some.
+programs:
+	@scripts/setup programs
+	$(CARGO) test --locked -p tidegate-cli --test program_table -- --ignored --nocapture
 
 # Runs every experiment of docs/benchmarks.md and makes the page, in some hours. Results of the
 # current commit are not measured again. A first look: scripts/measure-all --quick.

@@ -112,24 +112,6 @@ fn lighttpd_serves_files() {
     });
 }
 
-/// Serves a folder over HTTP at an address from four threads.
-const JAVA: &str = "import com.sun.net.httpserver.*;
-import java.net.*;
-import java.nio.file.*;
-import java.util.concurrent.*;
-class Serve {
-    public static void main(String[] words) throws Exception {
-        var server = HttpServer.create(new InetSocketAddress(words[1], 8080), 50);
-        server.setExecutor(Executors.newFixedThreadPool(4));
-        server.createContext(\"/\", exchange -> {
-            var path = Path.of(words[0], exchange.getRequestURI().getPath());
-            exchange.sendResponseHeaders(200, Files.size(path));
-            try (var body = exchange.getResponseBody()) { Files.copy(path, body); }
-        });
-        server.start();
-    }
-}";
-
 #[test]
 fn java_serves_files_from_its_threads() {
     if !can_run("run_servers_java", &["java", "javac", "curl", "ab"]) {
@@ -137,9 +119,8 @@ fn java_serves_files_from_its_threads() {
     }
     let folder = files();
     let root = folder.path().to_str().unwrap();
-    fs::write(folder.path().join("Serve.java"), JAVA).unwrap();
-    let mut javac = Command::new("javac");
-    let compiled = javac.args(["-d", root, &format!("{root}/Serve.java")]).status().unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/Serve.java");
+    let compiled = Command::new("javac").args(["-d", root, source]).status().unwrap();
     assert!(compiled.success());
     ServerHost::each(|host| {
         let java = ["java", "-cp", root, "Serve", root];

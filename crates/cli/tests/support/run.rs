@@ -28,7 +28,7 @@ pub fn library() -> &'static Path {
 }
 
 /// Flags that give an embedded stack the server's addresses.
-const OWN_ADDRESSES: [&str; 4] = ["--address", "10.9.0.2/24", "--address", "fd00:9::2/64"];
+pub const OWN_ADDRESSES: [&str; 4] = ["--address", "10.9.0.2/24", "--address", "fd00:9::2/64"];
 
 /// Number of network cores of a daemon unless the test sets it (`TIDEGATE_TEST_CORES`,
 /// default 1). An application has one attachment to each core.
@@ -146,13 +146,15 @@ pub enum ServerHost<'s> {
     Attached(Daemon<'s>),
     /// An embedded stack in each application, opened with these flags.
     Embedded(&'s Testbed, &'static [&'static str]),
+    /// The kernel, for comparison.
+    Kernel(&'s Testbed),
 }
 
 impl<'s> ServerHost<'s> {
     pub fn testbed(&self) -> &'s Testbed {
         match self {
             Self::Attached(daemon) => daemon.testbed,
-            Self::Embedded(testbed, _) => testbed,
+            Self::Embedded(testbed, _) | Self::Kernel(testbed) => testbed,
         }
     }
 
@@ -187,11 +189,16 @@ impl<'s> ServerHost<'s> {
         test(&ServerHost::Attached(Daemon::start_shared(&testbed, &[])));
     }
 
-    /// Command that runs this program on Tidegate (`tidegate run`).
+    /// Command that runs this program on Tidegate (`tidegate run`), or on the kernel.
     pub fn run(&self, program: &[&str]) -> Command {
         match self {
             Self::Attached(daemon) => daemon.run(&[], program),
             Self::Embedded(testbed, flags) => testbed.run_with(flags, program),
+            Self::Kernel(testbed) => {
+                let mut command = testbed.server().command(program[0]);
+                command.args(&program[1..]);
+                command
+            }
         }
     }
 
@@ -236,12 +243,17 @@ impl Testbed {
     /// Waits until a server listens on this address and port.
     pub fn wait_for_port(&self, address: &str, port: u16) {
         let began = Instant::now();
-        let address = SocketAddr::new(address.parse().unwrap(), port);
-        // The address does not exist before the server listens.
-        let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok();
-        while !self.client().enter(connect).unwrap() {
+        while !self.accepts(address, port) {
             assert!(began.elapsed() < Duration::from_secs(30), "no listener on port {port}");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// True if a server accepts a connection on this address and port.
+    pub fn accepts(&self, address: &str, port: u16) -> bool {
+        let address = SocketAddr::new(address.parse().unwrap(), port);
+        // The address does not exist before the server listens.
+        let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok();
+        self.client().enter(connect).unwrap()
     }
 }
