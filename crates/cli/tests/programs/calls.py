@@ -1061,6 +1061,31 @@ def own_device(subject):
             yield one.recv(100)
 
 
+def zero_copying(subject):
+    """Sends from the program's memory, and waits for the notification where the option is had."""
+    SO_ZEROCOPY, MSG_ZEROCOPY = 60, 0x4000000
+    for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
+        for sets_early in True, False:
+            with socket.socket(subject.family, kind) as one:
+                option = socket.SOL_SOCKET, SO_ZEROCOPY
+                has_option = sets_early and code(one.setsockopt, *option, 1) is None
+                one.connect((subject.peer, CONTROL))
+                one.settimeout(LIMIT)
+                yield one.send(b"echo\ntext", MSG_ZEROCOPY), code(one.setsockopt, *option, 0)
+                if not sets_early:
+                    has_option = code(one.setsockopt, *option, 1) is None
+                yield one.getsockopt(*option) == has_option * (not sets_early)
+                if has_option:
+                    one.send(b"text", MSG_ZEROCOPY)
+                    notice = select.poll()
+                    notice.register(one, 0)
+                    yield notice.poll(LIMIT * 1000) != []
+                else:
+                    one.send(b"text", MSG_ZEROCOPY)
+                    yield True
+                yield one.recv(4)
+
+
 def control_data(subject):
     """Control messages of received datagrams."""
     any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
@@ -1185,7 +1210,7 @@ def subject(own, peer, *chosen):
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
         shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, discarding, early_duplicates,
         mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again,
-        sending_after_shutdown, own_device, control_data, marked_datagrams, bounded_queue, splicing, left_bytes,
+        sending_after_shutdown, own_device, zero_copying, control_data, marked_datagrams, bounded_queue, splicing, left_bytes,
     ]:
         if chosen and part.__name__ not in chosen:
             continue

@@ -47,6 +47,11 @@ pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<MoveOutcome> {
     move_udp(fd, net, local, is_v6)
 }
 
+/// True for a socket that is on Tidegate, or may move there.
+pub(crate) fn may_move(fd: i32) -> bool {
+    runtime::rules().is_some() && options::protocol_and_family(fd).is_some()
+}
+
 /// Called before the application requests the local address of a descriptor. A UDP socket that
 /// sending has bound moves now: the application may announce its port to others.
 pub(crate) fn on_address_requested(fd: i32) {

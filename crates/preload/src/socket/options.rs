@@ -372,6 +372,12 @@ pub(crate) fn is_refused(level: c_int, name: c_int) -> bool {
     )
 }
 
+/// True when a value turns on sending from the program's memory (`SO_ZEROCOPY`). A program that may
+/// do so waits for notifications, which Tidegate does not have.
+pub(crate) fn turns_on_zero_copy(level: c_int, name: c_int, value: Option<c_int>) -> bool {
+    (level, name) == (libc::SOL_SOCKET, SO_ZEROCOPY) && value != Some(0)
+}
+
 /// Description of an option for the log.
 pub(crate) fn describe(level: c_int, name: c_int) -> String {
     let known = match (level, name) {
