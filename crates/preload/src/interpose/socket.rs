@@ -12,7 +12,7 @@ use crate::rules::is_loopback;
 use crate::signals::SignalGuard;
 use crate::socket::install::{self, MoveOutcome};
 use crate::socket::moving;
-use crate::socket::{Endpoint, IoDirection, Listener, Socket, options};
+use crate::socket::{Endpoint, IoDirection, Listener, Socket, options, tcp_info};
 use crate::{fd_table, lifecycle, log, raw, real, runtime};
 
 /// `IPV6_FREEBIND`, which the `libc` crate does not define.
@@ -45,7 +45,7 @@ fn allow_tidegate_address(fd: c_int, wanted: SocketAddr) -> bool {
     let refused = io::Error::last_os_error();
     let is_tidegates = refused.raw_os_error() == Some(libc::EADDRNOTAVAIL)
         && !is_loopback(wanted.ip())
-        && lifecycle::net().is_ok_and(|net| net.has_address(wanted.ip()));
+        && lifecycle::net().is_ok_and(|net| net.has_datagram_address(wanted.ip()));
     let allowed = is_tidegates
         && match wanted {
             SocketAddr::V4(_) => options::set_int(fd, libc::IPPROTO_IP, libc::IP_FREEBIND, 1),
@@ -382,7 +382,7 @@ fn tidegate_option(socket: &Socket, level: c_int, name: c_int) -> Option<io::Res
         }
         (libc::IPPROTO_TCP, libc::TCP_INFO) => match &socket.endpoint {
             Endpoint::Stream(stream) => {
-                Some(stream.stream.info().map(|info| options::tcp_info(&info).to_vec()))
+                Some(stream.stream.info().map(|info| tcp_info::to_kernel(&info).to_vec()))
             }
             _ => None,
         },
