@@ -247,6 +247,35 @@ def code(call, *arguments):
         return errno.errorcode.get(error.errno, str(error))
 
 
+class TcpInfo:
+    """Fields of `TCP_INFO`."""
+
+    def __init__(self, connection):
+        raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+        (self.state, self.ca_state, self.retransmits, _, self.backoff, self.options, self.shifts,
+         _) = raw[:8]
+        (self.rto, _, self.snd_mss, _, self.unacked, self.sacked, self.lost, self.retrans, _, _, _,
+         _, _, _, _, self.rtt, self.rttvar, _, self.cwnd, _, _, _, _,
+         self.total_retrans) = struct.unpack_from("=24I", raw, 8)
+        self.acked, self.received = struct.unpack_from("=QQ", raw, 120)
+        self.sent_segments, self.received_segments, self.unsent, self.min_rtt = struct.unpack_from("=4I", raw, 136)
+        (self.delivery_rate,) = struct.unpack_from("=Q", raw, 160)
+        (self.peer_window,) = struct.unpack_from("=I", raw, 228)
+
+
+def fill(connection):
+    """Sends until the peer's window is closed, so that data waits."""
+    connection.setblocking(False)
+    while True:
+        try:
+            connection.send(bytes(65536))
+        except BlockingIOError:
+            info = TcpInfo(connection)
+            if info.unsent and not info.unacked and info.peer_window < info.snd_mss:
+                return
+            select.select([connection], [], [], 0)
+
+
 def blocking(subject):
     with subject.order_peer("echo") as connection:
         connection.sendall(b"hello")
@@ -335,17 +364,11 @@ def reset_with_unsent_data(subject):
 
 def reset_after_end(subject):
     """The peer ends its data and resets, while the connection waits in LAST-ACK here."""
-    last_ack = 9
     with subject.listener() as listener, select.epoll() as poll:
         with subject.order_peer(f"resets_half {listener.getsockname()[1]}") as connection:
             with listener.accept()[0] as back:
                 yield connection.recv(1)
-                connection.setblocking(False)
-                try:
-                    while True:
-                        connection.send(bytes(65536))
-                except BlockingIOError:
-                    pass
+                fill(connection)
                 connection.shutdown(socket.SHUT_WR)
                 poll.register(connection, 0)
                 yield [names(bits) for _, bits in poll.poll(LIMIT)]
@@ -1140,22 +1163,6 @@ def zero_copying(subject):
                 yield one.recv(4)
 
 
-class TcpInfo:
-    """Fields of `TCP_INFO`."""
-
-    def __init__(self, connection):
-        raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
-        (self.state, self.ca_state, self.retransmits, _, self.backoff, self.options, self.shifts,
-         _) = raw[:8]
-        (self.rto, _, self.snd_mss, _, self.unacked, self.sacked, self.lost, self.retrans, _, _, _,
-         _, _, _, _, self.rtt, self.rttvar, _, self.cwnd, _, _, _, _,
-         self.total_retrans) = struct.unpack_from("=24I", raw, 8)
-        self.acked, self.received = struct.unpack_from("=QQ", raw, 120)
-        self.sent_segments, self.received_segments, self.unsent, self.min_rtt = struct.unpack_from("=4I", raw, 136)
-        (self.delivery_rate,) = struct.unpack_from("=Q", raw, 160)
-        (self.peer_window,) = struct.unpack_from("=I", raw, 228)
-
-
 def connection_state(subject):
     """State, measurements and counts of a connection."""
     fin_wait_2, close_wait = 5, 8
@@ -1191,14 +1198,8 @@ def connection_state(subject):
         # The peer's window closes, so that data stays unsent.
         with subject.order_peer(f"held {listener.getsockname()[1]}") as connection:
             with listener.accept()[0] as back:
-                connection.setblocking(False)
-                try:
-                    while True:
-                        connection.send(bytes(65536))
-                except BlockingIOError:
-                    pass
-                while (info := TcpInfo(connection)).unacked:
-                    select.select([connection], [], [], 0)
+                fill(connection)
+                info = TcpInfo(connection)
                 yield info.unsent > 0, info.acked > 0
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
