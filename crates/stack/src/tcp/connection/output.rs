@@ -135,7 +135,9 @@ impl Connection {
             // RFC 6298 section 5.1.
             self.timers.rto_base_ns = now_ns;
             self.timers.stalled_since_ns = now_ns;
-            flight.delivery.begin(now_ns, start, end);
+            if !syn {
+                flight.delivery.begin(now_ns, start, end);
+            }
         }
         flight.push(SentSegment::new(start, end, now_ns, syn, fin));
         self.send.nxt = end;
