@@ -508,3 +508,35 @@ fn varnish_serves_from_its_cache() {
         drop(backend);
     });
 }
+
+/// The process of a session gives up its user, its root and all further descriptors.
+#[test]
+fn vsftpd_serves_from_one_process_for_each_session() {
+    if !can_run("run_servers_vsftpd", &["vsftpd", "curl"]) {
+        return;
+    }
+    let folder = files();
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let (root, got) = (folder.path().to_str().unwrap(), folder.path().join("got"));
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let settings = [
+        "listen_ipv6=YES\nlisten=NO\nlisten_port=8080\nbackground=NO\nanonymous_enable=YES".into(),
+        format!("anon_root={root}\nsecure_chroot_dir={}", empty.display()),
+        "one_process_model=YES\nseccomp_sandbox=NO\n".into(),
+    ];
+    let config = folder.path().join("vsftpd.conf");
+    fs::write(&config, settings.join("\n")).unwrap();
+    ServerHost::attached(|host| {
+        let _server = host.run_server(&["vsftpd", config.to_str().unwrap()], 8080);
+        for address in SERVERS {
+            for name in ["small", "large"] {
+                let from = url(address, &format!(":8080/{name}")).replace("http", "ftp");
+                let to = got.to_str().unwrap();
+                host.testbed().tool("curl", &["-sS", "--max-time", "20", "-o", to, &from]);
+                assert!(fs::read(&got).unwrap() == fs::read(folder.path().join(name)).unwrap());
+                fs::remove_file(&got).unwrap();
+            }
+        }
+    });
+}

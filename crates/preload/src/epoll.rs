@@ -31,6 +31,11 @@ const HUP: u32 = libc::EPOLLHUP as u32;
 const ERR: u32 = libc::EPOLLERR as u32;
 const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// Bits that an exclusive member may have.
+const EXCLUSIVE_OPTIONS: u32 =
+    EXCLUSIVE | IN | OUT | HUP | ERR | (libc::EPOLLET | libc::EPOLLWAKEUP) as u32;
+
 /// Epoll set.
 pub(crate) struct Epoll {
     /// Kernel epoll.
@@ -135,6 +140,24 @@ fn trigger(events: u32) -> Trigger {
         _ if events & libc::EPOLLONESHOT as u32 != 0 => Trigger::OneShot,
         _ if events & libc::EPOLLET as u32 != 0 => Trigger::Edge,
         _ => Trigger::Level,
+    }
+}
+
+/// Checks the rules of the kernel for exclusive members (`EPOLLEXCLUSIVE`). `present`: events of the
+/// member as it is now.
+///
+/// # Errors
+/// `EINVAL`.
+fn check_exclusive(operation: i32, events: u32, present: Option<u32>) -> io::Result<()> {
+    let is_exclusive = |events: u32| events & EXCLUSIVE != 0;
+    let is_allowed = match operation {
+        libc::EPOLL_CTL_ADD => !is_exclusive(events) || events & !EXCLUSIVE_OPTIONS == 0,
+        libc::EPOLL_CTL_MOD => !is_exclusive(events) && !present.is_some_and(is_exclusive),
+        _ => true,
+    };
+    match is_allowed {
+        true => Ok(()),
+        false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
     }
 }
 
@@ -253,6 +276,8 @@ impl Epoll {
         let (poll, source) = (self.poll(socket.net), socket.source());
         let found = members.find(fd, socket);
         let missing = || io::Error::from_raw_os_error(libc::ENOENT);
+        let present = found.and_then(|slot| members.sockets[slot].as_ref());
+        check_exclusive(operation, events, present.map(|member| member.events))?;
         match operation {
             libc::EPOLL_CTL_ADD => {
                 if found.is_some() {

@@ -48,7 +48,7 @@ pub use snapshot::{
 pub use stack::Stack;
 pub use tcp::{
     CongestionControl, Keepalive, RecoveryPhase, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId,
-    TcpOptions, TcpReadiness, TcpSecrets, TcpState, UnreachableReason,
+    TcpOptions, TcpReadiness, TcpSecrets, TcpState, TcpTraffic, UnreachableReason,
 };
 pub use udp::{
     Datagram, DatagramInfo, InPlaceRequest, QUEUE_FILL_SCALE, UdpId, UdpOptions, UdpRequest,

@@ -106,6 +106,13 @@ def order(connection, address):
             back.recv(1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
+    elif words[0] == b"resets_half":
+        # Connects back, ends its data here, and resets when it is told to there.
+        with socket.create_connection((address, int(words[1])), LIMIT) as back:
+            connection.shutdown(socket.SHUT_WR)
+            back.recv(1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
     elif words[0] == b"seen":
         # Connects back, sends data here, and reports there how the connection ends.
         with socket.create_connection((address, int(words[1])), LIMIT) as back:
@@ -240,6 +247,35 @@ def code(call, *arguments):
         return errno.errorcode.get(error.errno, str(error))
 
 
+class TcpInfo:
+    """Fields of `TCP_INFO`."""
+
+    def __init__(self, connection):
+        raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+        (self.state, self.ca_state, self.retransmits, _, self.backoff, self.options, self.shifts,
+         _) = raw[:8]
+        (self.rto, _, self.snd_mss, _, self.unacked, self.sacked, self.lost, self.retrans, _, _, _,
+         _, _, _, _, self.rtt, self.rttvar, _, self.cwnd, _, _, _, _,
+         self.total_retrans) = struct.unpack_from("=24I", raw, 8)
+        self.acked, self.received = struct.unpack_from("=QQ", raw, 120)
+        self.sent_segments, self.received_segments, self.unsent, self.min_rtt = struct.unpack_from("=4I", raw, 136)
+        (self.delivery_rate,) = struct.unpack_from("=Q", raw, 160)
+        (self.peer_window,) = struct.unpack_from("=I", raw, 228)
+
+
+def fill(connection):
+    """Sends until the peer's window is closed, so that data waits."""
+    connection.setblocking(False)
+    while True:
+        try:
+            connection.send(bytes(65536))
+        except BlockingIOError:
+            info = TcpInfo(connection)
+            if info.unsent and not info.unacked and info.peer_window < info.snd_mss:
+                return
+            select.select([connection], [], [], 0)
+
+
 def blocking(subject):
     with subject.order_peer("echo") as connection:
         connection.sendall(b"hello")
@@ -324,6 +360,42 @@ def reset_with_unsent_data(subject):
                 yield code(connection.recv, 1)
                 yield code(connection.recv, 1)
                 yield code(connection.send, b"x")
+
+
+def reset_after_end(subject):
+    """The peer ends its data and resets, while the connection waits in LAST-ACK here."""
+    with subject.listener() as listener, select.epoll() as poll:
+        with subject.order_peer(f"resets_half {listener.getsockname()[1]}") as connection:
+            with listener.accept()[0] as back:
+                yield connection.recv(1)
+                fill(connection)
+                connection.shutdown(socket.SHUT_WR)
+                poll.register(connection, 0)
+                yield [names(bits) for _, bits in poll.poll(LIMIT)]
+                back.sendall(b"1")
+                while not any(bits & select.EPOLLERR for _, bits in poll.poll(LIMIT)):
+                    pass
+                yield error_name(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                yield connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                yield code(connection.recv, 1), code(connection.send, b"x", socket.MSG_NOSIGNAL)
+
+
+def exclusive_members(subject):
+    exclusive = select.EPOLLEXCLUSIVE
+    with subject.order_peer("pieces abc") as connection, select.epoll() as poll, select.epoll() as other:
+        for events in select.EPOLLRDHUP, select.EPOLLONESHOT, select.EPOLLPRI:
+            yield code(poll.register, connection, select.EPOLLIN | exclusive | events)
+        yield code(poll.register, connection, select.EPOLLIN | select.EPOLLET | exclusive)
+        yield code(poll.modify, connection, select.EPOLLIN)
+        yield code(poll.modify, connection, select.EPOLLIN | exclusive)
+        yield code(poll.register, connection, select.EPOLLIN | exclusive)
+        yield code(other.register, connection, select.EPOLLIN)
+        yield code(other.modify, connection, select.EPOLLIN | exclusive)
+        yield code(other.register, poll, select.EPOLLIN | exclusive)
+        connection.sendall(b"1")
+        yield [names(bits) for _, bits in poll.poll(LIMIT)], connection.recv(100)
+        poll.unregister(connection)
+        yield code(poll.register, connection, select.EPOLLIN)
 
 
 def closed_with_unread_data(subject):
@@ -606,8 +678,14 @@ def options(subject):
 
 
 def interrupted(subject):
-    heard = []
-    signal.signal(signal.SIGALRM, lambda *_: heard.append(1) or heard[9])
+    waits = []
+
+    def interrupt(*_):
+        # The exception keeps Python from making the call again.
+        if waits:
+            raise IndexError(waits.pop())
+
+    signal.signal(signal.SIGALRM, interrupt)
     with subject.order_peer("pieces abc") as connection, select.epoll() as poll:
         poll.register(connection, select.EPOLLIN)
         for wait in (
@@ -616,12 +694,14 @@ def interrupted(subject):
             lambda: select.select([connection], [], [], LIMIT),
         ):
             connection.settimeout(None)
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
-            # The handler raises an exception, so that Python does not retry the call.
+            # Again and again, since a signal may come before the call.
+            signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
             try:
+                waits.append(wait)
                 yield wait()
             except IndexError:
                 yield "interrupted"
+    signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
@@ -675,6 +755,7 @@ def datagrams_to_any_port(subject):
             port = udp.getsockname()[1]
             with subject.order_peer(f"datagrams {port} one") as orders:
                 yield orders.recv(1), udp.recv(100)
+            yield code(udp.sendto, b"text", (subject.peer, 0))
 
 
 def datagrams_to_another_family(subject):
@@ -1059,6 +1140,116 @@ def own_device(subject):
             yield code(one.connect, (subject.peer, CONTROL))
             one.sendall(b"echo\ntext")
             yield one.recv(100)
+            yield code(one.setsockopt, *option, b"no such device")
+            yield code(one.setsockopt, *option, device.encode())
+            one.sendall(b"more")
+            yield one.recv(100)
+
+
+def zero_copying(subject):
+    """Sends from the program's memory, and waits for the notification where the option is had."""
+    SO_ZEROCOPY, MSG_ZEROCOPY = 60, 0x4000000
+    for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
+        for sets_early in True, False:
+            with socket.socket(subject.family, kind) as one:
+                option = socket.SOL_SOCKET, SO_ZEROCOPY
+                has_option = sets_early and code(one.setsockopt, *option, 1) is None
+                one.connect((subject.peer, CONTROL))
+                one.settimeout(LIMIT)
+                yield one.send(b"echo\ntext", MSG_ZEROCOPY), code(one.setsockopt, *option, 0)
+                if not sets_early:
+                    has_option = code(one.setsockopt, *option, 1) is None
+                yield one.getsockopt(*option) == has_option * (not sets_early)
+                if has_option:
+                    one.send(b"text", MSG_ZEROCOPY)
+                    notice = select.poll()
+                    notice.register(one, 0)
+                    yield notice.poll(LIMIT * 1000) != []
+                else:
+                    one.send(b"text", MSG_ZEROCOPY)
+                    yield True
+                yield one.recv(4)
+
+
+def connection_state(subject):
+    """State, measurements and counts of a connection."""
+    fin_wait_2, close_wait = 5, 8
+    with subject.listener() as listener:
+        port = listener.getsockname()[1]
+        orders = subject.order_peer(f"call {port} text")
+        accepted = listener.accept()[0]
+        yield accepted.recv(100, socket.MSG_WAITALL)
+        info = TcpInfo(accepted)
+        yield info.state == close_wait, info.received - len("text") in (0, 1), info.acked
+        accepted.close()
+        orders.close()
+    with subject.order_peer("echo") as connection:
+        info = TcpInfo(connection)
+        sent = len("echo\n")
+        yield info.state, info.options & 7, info.shifts & 15 > 0, info.shifts >> 4 > 0
+        for size in 1, 1_000, 100_000:
+            connection.sendall(bytes(size))
+            connection.recv(size, socket.MSG_WAITALL)
+            sent += size
+        # All of it has come back, so all of it is acknowledged, but for what is under way.
+        while (info := TcpInfo(connection)).unacked:
+            select.select([connection], [], [], 0)
+        # The kernel counts the SYN.
+        yield info.acked - sent in (0, 1), info.received == sent - len("echo\n")
+        yield info.ca_state, info.retransmits, info.backoff, info.lost, info.unsent
+        yield info.sent_segments > 20, info.received_segments > 20, info.total_retrans < 20
+        yield 0 < info.min_rtt <= info.rtt + 1, 0 < info.rttvar, info.rto >= 200_000
+        yield info.delivery_rate > 0, info.peer_window > 0
+        connection.shutdown(socket.SHUT_WR)
+        yield connection.recv(1), TcpInfo(connection).state in (6, 7)
+    with subject.listener() as listener:
+        # The peer's window closes, so that data stays unsent.
+        with subject.order_peer(f"held {listener.getsockname()[1]}") as connection:
+            with listener.accept()[0] as back:
+                fill(connection)
+                info = TcpInfo(connection)
+                yield info.unsent > 0, info.acked > 0
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def path_sizes(subject):
+    """Datagrams that are longer than a packet on the path."""
+    is_v6 = subject.family == socket.AF_INET6
+    level, option = (socket.IPPROTO_IPV6, 23) if is_v6 else (socket.IPPROTO_IP, 10)
+    limit = 1452 if is_v6 else 1472
+    for sets_early in True, False:
+        for connects in True, False:
+            # IP_PMTUDISC_DONT, _WANT, _DO and _PROBE.
+            for mode in 0, 1, 2, 3:
+                with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+                    udp.settimeout(LIMIT)
+                    if sets_early:
+                        udp.setsockopt(level, option, mode)
+                    if connects:
+                        udp.connect((subject.peer, CONTROL))
+                        send = udp.send
+                    else:
+                        send = lambda data: udp.sendto(data, (subject.peer, CONTROL))
+                    yield code(send, b"first"), udp.recv(100)
+                    if not sets_early:
+                        udp.setsockopt(level, option, mode)
+                    yield udp.getsockopt(level, option)
+                    for size in limit, limit + 1, 3000:
+                        yield code(send, bytes(size))
+                    yield udp.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def broadcast_address(subject):
+    if subject.family == socket.AF_INET6:
+        return
+    address = subject.own.rsplit(".", 1)[0] + ".255"
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        yield code(udp.bind, (address, 7011)), udp.getsockname() == (address, 7011)
+        udp.settimeout(LIMIT)
+        # Its own address is the source.
+        yield code(udp.sendto, b"text", (subject.peer, CONTROL))
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        yield code(udp.bind, (address[:-3] + "254", 7011))
 
 
 def control_data(subject):
@@ -1180,12 +1371,12 @@ def subject(own, peer, *chosen):
     own_side = Subject(own, peer)
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
-        reset_with_unsent_data, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
+        reset_with_unsent_data, reset_after_end, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
         stopped_listener, duplicates, descriptors, files, corked, corked_and_waiting, full, corked_and_full, options, interrupted, datagrams,
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
-        shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, discarding, early_duplicates,
+        shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, exclusive_members, discarding, early_duplicates,
         mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again,
-        sending_after_shutdown, own_device, control_data, marked_datagrams, bounded_queue, splicing, left_bytes,
+        sending_after_shutdown, own_device, zero_copying, connection_state, path_sizes, broadcast_address, control_data, marked_datagrams, bounded_queue, splicing, left_bytes,
     ]:
         if chosen and part.__name__ not in chosen:
             continue

@@ -1,8 +1,11 @@
-//! `setrlimit`: the memory of a process.
+//! `setrlimit`: the memory and the descriptors of a process.
 //!
 //! The memory that an attached application shares with its daemon takes many addresses but few
 //! pages. So a limit of addresses (`RLIMIT_AS`) becomes a limit of the application's own memory
 //! (`RLIMIT_DATA`), and the addresses of shared memory come on top.
+//!
+//! A wait polls some descriptors of the library, and the kernel lets no process poll more
+//! descriptors than it may open.
 
 use libc::{c_int, pid_t, rlimit};
 
@@ -12,6 +15,15 @@ type Resource = libc::__rlimit_resource_t;
 
 /// Addresses, in bytes, that an application may use beyond its own limit.
 const ADDRESS_ALLOWANCE: u64 = 1 << 40;
+
+/// Descriptors that an application may open at least, so that its waits can poll.
+const MIN_DESCRIPTORS: u64 = 16;
+
+/// Limit of descriptors in place of one that the application wants, within the present limit.
+fn with_polled_descriptors(wanted: rlimit, present: rlimit) -> rlimit {
+    let rlim_max = wanted.rlim_max.max(MIN_DESCRIPTORS.min(present.rlim_max));
+    rlimit { rlim_cur: wanted.rlim_cur.max(MIN_DESCRIPTORS.min(rlim_max)), rlim_max }
+}
 
 /// Limit of addresses in place of one that the application wants, within the present limit.
 fn with_allowance(wanted: rlimit, present: rlimit) -> rlimit {
@@ -57,12 +69,18 @@ pub unsafe extern "C" fn prlimit64(
     let given = unsafe { wanted.as_ref() }.filter(|wanted| {
         let is_own = process == 0 || process == std::process::id() as pid_t;
         let is_limit = wanted.rlim_cur != libc::RLIM_INFINITY;
-        resource == libc::RLIMIT_AS && is_own && is_limit && runtime::uses_daemon()
+        let is_adapted = matches!(resource, libc::RLIMIT_AS | libc::RLIMIT_NOFILE);
+        is_adapted && is_own && is_limit && runtime::uses_daemon()
     });
     let Some(given) = given else {
         // SAFETY: the application's own call.
         return unsafe { real::prlimit64(process, resource, wanted, before) };
     };
+    if resource == libc::RLIMIT_NOFILE {
+        let descriptors = with_polled_descriptors(*given, present(resource));
+        // SAFETY: as the application's call, with another limit.
+        return unsafe { real::prlimit64(process, resource, &raw const descriptors, before) };
+    }
     let addresses = with_allowance(*given, present(libc::RLIMIT_AS));
     // SAFETY: as the application's call, with another limit.
     let result = unsafe { real::prlimit64(process, resource, &raw const addresses, before) };
@@ -102,6 +120,22 @@ pub unsafe extern "C" fn setrlimit(resource: Resource, wanted: *const rlimit) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limit_of_descriptors_leaves_space_for_a_wait() {
+        let limit = |rlim_cur, rlim_max| rlimit { rlim_cur, rlim_max };
+        for (wanted, present, expected) in [
+            ((0, 0), (1024, 4096), (16, 16)),
+            ((0, 4096), (1024, 4096), (16, 4096)),
+            ((512, 1024), (1024, 4096), (512, 1024)),
+            ((0, 0), (7, 7), (7, 7)),
+            ((20, 30), (7, 7), (20, 30)),
+        ] {
+            let got =
+                with_polled_descriptors(limit(wanted.0, wanted.1), limit(present.0, present.1));
+            assert_eq!((got.rlim_cur, got.rlim_max), expected, "{wanted:?} within {present:?}");
+        }
+    }
 
     #[test]
     fn limit_of_addresses_leaves_space_for_shared_memory() {

@@ -34,7 +34,7 @@ fn send_to_socket(
         Endpoint::Udp(udp) if udp.is_kernel_destination(socket, to) => return by_kernel(),
         Endpoint::Udp(udp) => socket.retry_until_ready(fd, IoDirection::Write, may_block, || {
             udp.check_family(socket, to)?;
-            udp.send(data, to, from)
+            udp.send(socket, data, to, from)
         }),
     };
     errno::return_count(sent.inspect_err(|error| raise_broken_pipe(socket, error, flags)))

@@ -12,7 +12,7 @@ use crate::rules::is_loopback;
 use crate::signals::SignalGuard;
 use crate::socket::install::{self, MoveOutcome};
 use crate::socket::moving;
-use crate::socket::{Endpoint, IoDirection, Listener, Socket, options};
+use crate::socket::{Endpoint, IoDirection, Listener, Socket, options, tcp_info};
 use crate::{fd_table, lifecycle, log, raw, real, runtime};
 
 /// `IPV6_FREEBIND`, which the `libc` crate does not define.
@@ -45,7 +45,7 @@ fn allow_tidegate_address(fd: c_int, wanted: SocketAddr) -> bool {
     let refused = io::Error::last_os_error();
     let is_tidegates = refused.raw_os_error() == Some(libc::EADDRNOTAVAIL)
         && !is_loopback(wanted.ip())
-        && lifecycle::net().is_ok_and(|net| net.has_address(wanted.ip()));
+        && lifecycle::net().is_ok_and(|net| net.has_datagram_address(wanted.ip()));
     let allowed = is_tidegates
         && match wanted {
             SocketAddr::V4(_) => options::set_int(fd, libc::IPPROTO_IP, libc::IP_FREEBIND, 1),
@@ -382,7 +382,7 @@ fn tidegate_option(socket: &Socket, level: c_int, name: c_int) -> Option<io::Res
         }
         (libc::IPPROTO_TCP, libc::TCP_INFO) => match &socket.endpoint {
             Endpoint::Stream(stream) => {
-                Some(stream.stream.info().map(|info| options::tcp_info(&info).to_vec()))
+                Some(stream.stream.info().map(|info| tcp_info::to_kernel(&info).to_vec()))
             }
             _ => None,
         },
@@ -422,6 +422,14 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    // SAFETY: the application's own arguments.
+    let number = (!value.is_null() && len as usize >= size_of::<c_int>())
+        .then(|| unsafe { value.cast::<c_int>().read_unaligned() });
+    // Any socket may move later. Programs send as usual where the kernel has no zero copy.
+    if options::turns_on_zero_copy(level, name, number) && moving::may_move(fd) {
+        errno::set(libc::EOPNOTSUPP);
+        return -1;
+    }
     let known = fd_table::socket(fd).filter(|_| !runtime::is_child());
     if known.is_some() && !options::is_supported(level, name) {
         let option = options::describe(level, name);

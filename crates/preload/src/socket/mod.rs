@@ -6,6 +6,7 @@ pub(crate) mod linger;
 pub(crate) mod moving;
 pub(crate) mod options;
 mod tcp;
+pub(crate) mod tcp_info;
 pub(crate) mod transfer;
 pub(crate) mod udp;
 
@@ -75,6 +76,8 @@ pub(crate) struct Udp {
     pub(crate) bound: IpAddr,
     pub(crate) control_requests: control::ControlRequests,
     pub(crate) is_connected: AtomicBool,
+    /// Datagrams are not fragmented (`IP_MTU_DISCOVER`).
+    dont_fragment: AtomicBool,
 }
 
 /// Timeout in milliseconds; 0 is none.
@@ -254,7 +257,7 @@ impl Socket {
                 let error = stream.stream.take_error()?;
                 Ok(error.map(|error| stream.with_unreachable_reason(error)))
             }
-            Endpoint::Udp(udp) => udp.socket.take_error(),
+            Endpoint::Udp(udp) => udp.socket.take_error().map(|error| error.map(udp::with_code)),
         }
     }
 

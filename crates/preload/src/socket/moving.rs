@@ -20,10 +20,15 @@ fn to_stack_address(local: SocketAddr) -> SocketAddr {
     SocketAddr::new(local.ip().to_canonical(), local.port())
 }
 
-/// True when Tidegate can serve a socket with this address.
-fn has_address(net: &Net, local: SocketAddr) -> bool {
+/// True when Tidegate can serve a socket with this address. Datagrams also come to broadcast
+/// addresses.
+fn has_address(net: &Net, protocol: Protocol, local: SocketAddr) -> bool {
     let ip = local.ip().to_canonical();
-    ip.is_unspecified() || net.has_address(ip)
+    ip.is_unspecified()
+        || match protocol {
+            Protocol::Tcp => net.has_address(ip),
+            Protocol::Udp => net.has_datagram_address(ip),
+        }
 }
 
 /// Called after the kernel bound a socket to `local`. A UDP socket moves now, also where the kernel
@@ -41,10 +46,15 @@ pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<MoveOutcome> {
         return Ok(MoveOutcome::Kernel);
     }
     let net = lifecycle::net()?;
-    if !has_address(net, local) {
+    if !has_address(net, Protocol::Udp, local) {
         return Ok(MoveOutcome::Kernel);
     }
     move_udp(fd, net, local, is_v6)
+}
+
+/// True for a socket that is on Tidegate, or may move there.
+pub(crate) fn may_move(fd: i32) -> bool {
+    runtime::rules().is_some() && options::protocol_and_family(fd).is_some()
 }
 
 /// Called before the application requests the local address of a descriptor. A UDP socket that
@@ -113,7 +123,7 @@ pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Resul
         return Ok(MoveOutcome::Kernel);
     }
     let net = lifecycle::net()?;
-    if !has_address(net, local) {
+    if !has_address(net, Protocol::Tcp, local) {
         return Ok(MoveOutcome::Kernel);
     }
     let options = options::tcp_options(fd, is_v6);
@@ -160,7 +170,7 @@ pub(crate) fn on_connect(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Re
     let Some((protocol, is_v6)) = options::protocol_and_family(fd) else {
         return Ok(MoveOutcome::Kernel);
     };
-    if is_loopback(local.ip()) || !has_address(net, local) {
+    if is_loopback(local.ip()) || !has_address(net, protocol, local) {
         return Ok(MoveOutcome::Kernel);
     }
     let is_v6_only = is_v6 && !options::is_dual_stack(fd, is_v6);
@@ -288,7 +298,7 @@ pub(crate) fn on_send(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Resul
     };
     let may_move = local.port() == 0
         || runtime::rules().is_some_and(|rules| rules.moves_listener(Protocol::Udp, local));
-    if !may_move || is_loopback(local.ip()) || !has_address(net, local) {
+    if !may_move || is_loopback(local.ip()) || !has_address(net, Protocol::Udp, local) {
         return Ok(MoveOutcome::Kernel);
     }
     move_udp(fd, net, udp_bind_address(fd, local, is_v6), is_v6)

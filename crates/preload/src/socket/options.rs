@@ -9,9 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use libc::{c_int, c_void, socklen_t};
-use tidegate::{
-    CongestionControl, Keepalive, RecoveryPhase, TcpInfo, TcpOptions, TcpState, UdpOptions,
-};
+use tidegate::{CongestionControl, Keepalive, TcpOptions, UdpOptions};
 
 use super::{Endpoint, Socket, control};
 use crate::real;
@@ -150,6 +148,19 @@ fn chosen_buffer_bytes(fd: i32, protocol: Protocol, name: c_int) -> Option<u32> 
     u32::try_from(value / 2).ok().filter(|_| is_chosen)
 }
 
+/// True when the application has forbidden to fragment datagrams (`IP_PMTUDISC_DO` and
+/// `IP_PMTUDISC_PROBE`, which have the same numbers for IPv6).
+fn dont_fragment(fd: i32, is_v6: bool) -> bool {
+    let forbids = |mode| matches!(mode, Some(libc::IP_PMTUDISC_DO | libc::IP_PMTUDISC_PROBE));
+    match is_v6 {
+        true => {
+            forbids(get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER))
+                || get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG) == Some(1)
+        }
+        false => forbids(get_int(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)),
+    }
+}
+
 fn traffic_class(fd: i32, is_v6: bool) -> u8 {
     let value = match is_v6 {
         true => get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
@@ -246,6 +257,7 @@ pub(crate) fn udp_options(fd: i32, is_v6: bool) -> UdpOptions {
         .reuse_port(get_int(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) == Some(1))
         .hop_limit(hop_limit(fd, is_v6))
         .traffic_class(traffic_class(fd, is_v6))
+        .dont_fragment(dont_fragment(fd, is_v6))
         .queue_bytes(receive_buffer_bytes.map(|bytes| bytes as usize))
 }
 
@@ -288,9 +300,11 @@ pub(crate) fn copy_from_kernel(fd: i32, socket: &Socket) {
             let reports_left_bytes = get_int(fd, libc::IPPROTO_TCP, libc::TCP_INQ) == Some(1);
             stream.reports_left_bytes.store(reports_left_bytes, Ordering::Relaxed);
         }
-        Endpoint::Udp(udp) => udp
-            .control_requests
-            .set(|level, name| get_int(fd, level, name).is_some_and(|value| value != 0)),
+        Endpoint::Udp(udp) => {
+            let is_on = |level, name| get_int(fd, level, name).is_some_and(|value| value != 0);
+            udp.control_requests.set(is_on);
+            udp.set_dont_fragment(dont_fragment(fd, socket.is_v6));
+        }
         Endpoint::Listener(_) => {}
     }
 }
@@ -320,6 +334,7 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             | libc::SO_REUSEPORT
             | libc::SO_PRIORITY
             | libc::SO_BROADCAST
+            | libc::SO_BINDTODEVICE
             | libc::SO_OOBINLINE
             | libc::SO_BUSY_POLL
             | libc::SO_INCOMING_CPU
@@ -349,8 +364,11 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_IPV6 => match name {
-            libc::IPV6_TCLASS | libc::IPV6_UNICAST_HOPS => OptionEffect::Protocol,
-            libc::IPV6_V6ONLY | libc::IPV6_MTU_DISCOVER => OptionEffect::KernelOnly,
+            libc::IPV6_TCLASS
+            | libc::IPV6_UNICAST_HOPS
+            | libc::IPV6_MTU_DISCOVER
+            | libc::IPV6_DONTFRAG => OptionEffect::Protocol,
+            libc::IPV6_V6ONLY => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,
         },
         _ => OptionEffect::Unsupported,
@@ -370,6 +388,12 @@ pub(crate) fn is_refused(level: c_int, name: c_int) -> bool {
         (libc::IPPROTO_TCP, libc::TCP_FASTOPEN)
             | (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF | libc::SO_ATTACH_REUSEPORT_EBPF)
     )
+}
+
+/// True when a value turns on sending from the program's memory (`SO_ZEROCOPY`). A program that may
+/// do so waits for notifications, which Tidegate does not have.
+pub(crate) fn turns_on_zero_copy(level: c_int, name: c_int, value: Option<c_int>) -> bool {
+    (level, name) == (libc::SOL_SOCKET, SO_ZEROCOPY) && value != Some(0)
 }
 
 /// Description of an option for the log.
@@ -419,57 +443,14 @@ pub(crate) fn apply_change(fd: i32, socket: &Socket, level: c_int, name: c_int) 
                     .unwrap_or_else(std::sync::PoisonError::into_inner);
                 *inherited_options = inheritable(fd);
             }
-            Endpoint::Udp(udp) => udp.socket.set_options(udp_options(fd, socket.is_v6))?,
+            Endpoint::Udp(udp) => {
+                udp.set_dont_fragment(dont_fragment(fd, socket.is_v6));
+                udp.socket.set_options(udp_options(fd, socket.is_v6))?;
+            }
         },
         OptionEffect::KernelOnly | OptionEffect::Unsupported => {}
     }
     Ok(())
-}
-
-/// The kernel's number of a TCP state (`tcp_states.h`).
-fn tcp_state_number(state: TcpState) -> u8 {
-    match state {
-        TcpState::Established => 1,
-        TcpState::SynSent => 2,
-        TcpState::SynReceived => 3,
-        TcpState::FinWait1 => 4,
-        TcpState::FinWait2 => 5,
-        TcpState::TimeWait => 6,
-        TcpState::Closed => 7,
-        TcpState::CloseWait => 8,
-        TcpState::LastAck => 9,
-        TcpState::Closing => 11,
-    }
-}
-
-/// State of a connection as `TCP_INFO`, as far as Tidegate knows it.
-pub(crate) fn tcp_info(info: &TcpInfo) -> [u8; size_of::<libc::tcp_info>()] {
-    let us = |ns: u64| u32::try_from(ns / 1_000).unwrap_or(u32::MAX);
-    let mss = u32::from(info.mss_bytes).max(1);
-    // SAFETY: a plain struct of integers, for which zero is valid.
-    let mut raw: libc::tcp_info = unsafe { std::mem::zeroed() };
-    raw.tcpi_state = tcp_state_number(info.state);
-    raw.tcpi_options =
-        u8::from(info.timestamps) | u8::from(info.sack) << 1 | u8::from(info.ecn) << 3;
-    raw.tcpi_rto = us(info.rto_ns);
-    raw.tcpi_rtt = info.rtt_ns.map_or(0, us);
-    raw.tcpi_rttvar = us(info.rtt_variation_ns);
-    // Numbers of `tcp_ca_state` (`linux/tcp.h`).
-    raw.tcpi_ca_state = match info.recovery {
-        RecoveryPhase::Open => 0,
-        RecoveryPhase::FastRecovery => 3,
-        RecoveryPhase::Loss => 4,
-    };
-    raw.tcpi_snd_mss = mss;
-    raw.tcpi_rcv_mss = mss;
-    raw.tcpi_advmss = mss;
-    raw.tcpi_pmtu = mss + 40;
-    raw.tcpi_snd_cwnd = info.cwnd_bytes / mss;
-    raw.tcpi_snd_ssthresh = info.ssthresh_bytes / mss;
-    raw.tcpi_unacked = info.unacknowledged_bytes.div_ceil(mss);
-    raw.tcpi_rcv_space = info.receive_window_bytes;
-    // SAFETY: a struct of integers without significant padding, as bytes.
-    unsafe { std::mem::transmute(raw) }
 }
 
 #[cfg(test)]

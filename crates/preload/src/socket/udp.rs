@@ -16,6 +16,9 @@ const MAX_V4_PAYLOAD_BYTES: usize = 65_507;
 /// The same on IPv6, which does not count its own header.
 const MAX_V6_PAYLOAD_BYTES: usize = 65_527;
 
+/// Payload that fits into a packet on every path.
+const MIN_CHECKED_BYTES: usize = 508;
+
 impl Udp {
     pub(super) fn new(socket: UdpSocket) -> Self {
         let bound = socket.local_addr().map_or(IpAddr::from([0; 16]), |local| local.ip());
@@ -24,6 +27,7 @@ impl Udp {
             bound,
             control_requests: ControlRequests::default(),
             is_connected: AtomicBool::new(false),
+            dont_fragment: AtomicBool::new(false),
         }
     }
 
@@ -42,10 +46,10 @@ impl Udp {
             false => self.socket.peek_meta(buf),
         };
         if let [one] = bufs {
-            return receive(one);
+            return receive(one).map_err(with_code);
         }
         let mut joined = vec![0; bufs.iter().map(|buf| buf.len()).sum()];
-        let received = receive(&mut joined)?;
+        let received = receive(&mut joined).map_err(with_code)?;
         scatter(&joined[..received.len], bufs);
         Ok(received)
     }
@@ -78,6 +82,7 @@ impl Udp {
     /// Sends one datagram, optionally to an address and from a source address.
     pub(crate) fn send(
         &self,
+        socket: &Socket,
         data: &[IoSlice<'_>],
         to: Option<SocketAddr>,
         from: Option<IpAddr>,
@@ -90,11 +95,11 @@ impl Udp {
                 &joined
             }
         };
-        if payload.len() > MAX_V4_PAYLOAD_BYTES {
-            let to = to.or_else(|| self.socket.peer_addr().ok());
-            if payload.len() > MAX_V6_PAYLOAD_BYTES || to.is_some_and(|to| !is_v6(to.ip())) {
-                return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
-            }
+        if to.is_some_and(|to| to.port() == 0) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        if payload.len() > MIN_CHECKED_BYTES {
+            self.check_size(socket, payload.len(), to)?;
         }
         let sent = match (to, from) {
             (to, Some(from)) => self.socket.send_from(payload, to, from),
@@ -103,8 +108,33 @@ impl Udp {
         };
         sent.map_err(|error| match error.kind() {
             io::ErrorKind::NotConnected => io::Error::from_raw_os_error(libc::EDESTADDRREQ),
-            _ => error,
+            _ => with_code(error),
         })
+    }
+
+    /// Sets whether datagrams may be fragmented.
+    pub(super) fn set_dont_fragment(&self, dont_fragment: bool) {
+        self.dont_fragment.store(dont_fragment, Ordering::Relaxed);
+    }
+
+    /// Checks that a datagram of `len` bytes can be sent.
+    ///
+    /// # Errors
+    /// `EMSGSIZE`.
+    fn check_size(&self, socket: &Socket, len: usize, to: Option<SocketAddr>) -> io::Result<()> {
+        let Some(to) = to.or_else(|| self.socket.peer_addr().ok()) else { return Ok(()) };
+        let (limit, header_bytes) = match is_v6(to.ip()) {
+            true => (MAX_V6_PAYLOAD_BYTES, 48),
+            false => (MAX_V4_PAYLOAD_BYTES, 28),
+        };
+        let mut fits = len <= limit;
+        if fits && self.dont_fragment.load(Ordering::Relaxed) {
+            fits = socket.net.path_mtu(to.ip()).is_none_or(|mtu| header_bytes + len <= mtu);
+        }
+        match fits {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::EMSGSIZE)),
+        }
     }
 
     /// Checks that the socket can send to an address of this family.
@@ -122,6 +152,14 @@ impl Udp {
             && to.is_some_and(|to| {
                 rules::is_loopback(to.ip()) || socket.net.source_for(to.ip()).is_none()
             })
+    }
+}
+
+/// The kernel's error code of a datagram that is longer than the path allows.
+pub(super) fn with_code(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::InvalidInput => io::Error::from_raw_os_error(libc::EMSGSIZE),
+        _ => error,
     }
 }
 

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, SendFlags};
 use tidegate_memory::OwnFd;
 use tidegate_memory::shared::{PeerError, Receiver, Sender, WakeFlag, WordRange};
-use tidegate_stack::TcpInfo;
+use tidegate_stack::{TcpInfo, TcpTraffic};
 
 pub use socket::SocketType;
 pub use transfer::ReceivedShard;
@@ -95,6 +95,8 @@ pub struct Attachment {
     sockets: Vec<Option<Box<AttachedSocket>>>,
     /// Replies that were received and not taken yet.
     replies: Vec<(Tag, Result<Reply, ErrorKind>)>,
+    /// Traffic of the connection of the next reply with a connection's state.
+    tcp_traffic: TcpTraffic,
     /// Sockets with changes, to be returned by [`Attachment::next_changed`].
     changed: VecDeque<Handle>,
     last_tag: Tag,
@@ -195,6 +197,7 @@ impl Attachment {
             foreign_memories: Vec::new(),
             sockets: Vec::new(),
             replies: Vec::new(),
+            tcp_traffic: TcpTraffic::default(),
             changed: VecDeque::new(),
             last_tag: 0,
             empty_polls: 0,
@@ -232,7 +235,9 @@ impl Attachment {
                 Some(Notification::AddressInfo { tag, info }) => {
                     self.replies.push((tag, Ok(Reply::Address(info))));
                 }
+                Some(Notification::TcpTraffic(traffic)) => self.tcp_traffic = traffic,
                 Some(Notification::TcpInfo { tag, info }) => {
+                    let info = TcpInfo { traffic: self.tcp_traffic, ..info };
                     self.replies.push((tag, Ok(Reply::TcpInfo(info))));
                 }
                 Some(Notification::Pong { tag, commands }) => {
@@ -289,6 +294,14 @@ impl Attachment {
             self.wake_sleeping_daemon();
         }
         self.deferrable_wake_ups = 0;
+    }
+
+    /// Wakes the daemon if a command has waited for that for long. For waits that end at once, since
+    /// a socket is always ready.
+    pub fn wake_daemon_if_overdue(&mut self) {
+        if self.deferred_since.is_some_and(|since| since.elapsed() >= MAX_WAKE_UP_DELAY) {
+            self.wake_sleeping_daemon();
+        }
     }
 
     /// Prepares a sleep on the descriptor, which becomes readable on the next notification.

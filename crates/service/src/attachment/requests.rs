@@ -155,8 +155,8 @@ impl Attachment {
         self.sockets[slot] = Some(Box::new(socket));
     }
 
-    /// Looks up an address: is it local, and which source address do packets to it have. The
-    /// result is cached.
+    /// Looks up an address: its kind, and source address and size of packets to it. The result is
+    /// cached.
     ///
     /// # Errors
     /// As [`Attachment::ping`].

@@ -211,7 +211,9 @@ impl Attachment {
     pub fn take_error(&mut self, handle: Handle) -> io::Result<Option<io::ErrorKind>> {
         let socket = self.socket(handle)?;
         let status = socket.status();
-        Ok(socket.take_error(&status))
+        let error = socket.take_error(&status);
+        error.inspect(|&kind| self.note_datagram_error(kind));
+        Ok(error)
     }
 
     /// Local address of a socket.

@@ -46,6 +46,7 @@ impl Attachment {
         let _lock = socket.lock_streams()?;
         let status = socket.status();
         if let Some(kind) = socket.take_error(&status) {
+            self.note_datagram_error(kind);
             return Err(kind.into());
         }
         let Some(read) = &mut socket.read else { return Err(io::ErrorKind::NotConnected.into()) };
@@ -80,6 +81,13 @@ impl Attachment {
         Ok(ReceivedDatagram { len, full_len, from, to, hop_limit, traffic_class, received_ns })
     }
 
+    /// Forgets what is known of addresses after an error that may mean a smaller path MTU.
+    pub(super) fn note_datagram_error(&mut self, kind: io::ErrorKind) {
+        if kind == io::ErrorKind::InvalidInput {
+            self.address_cache.clear();
+        }
+    }
+
     /// Sets the options of a socket, but not those of address sharing.
     ///
     /// # Errors
@@ -108,6 +116,7 @@ impl Attachment {
         let _lock = socket.lock_streams()?;
         let status = socket.status();
         if let Some(kind) = socket.take_error(&status) {
+            self.note_datagram_error(kind);
             return Err(kind.into());
         }
         if to.is_none() && socket.peer.is_none() {

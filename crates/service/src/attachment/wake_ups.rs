@@ -99,6 +99,19 @@ fn deferred_wake_up_does_not_wait_for_long() {
 }
 
 #[test]
+fn wait_that_ends_at_once_wakes_the_daemon_after_a_while() {
+    let mut daemon = SleepingDaemon::new();
+    daemon.attachment.note_processor(PROCESSOR);
+    daemon.attachment.wake_daemon_if_overdue();
+    assert!(!daemon.take_wake_up(), "no command waits");
+    daemon.attachment.defer_wake_ups(u32::MAX);
+    daemon.send_command();
+    std::thread::sleep(2 * super::MAX_WAKE_UP_DELAY);
+    daemon.attachment.wake_daemon_if_overdue();
+    assert!(daemon.take_wake_up());
+}
+
+#[test]
 fn processor_is_wanted_while_the_daemon_there_is_awake() {
     let mut daemon = SleepingDaemon::new();
     daemon.attachment.note_processor(PROCESSOR);

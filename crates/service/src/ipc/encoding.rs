@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use tidegate_stack::{
-    CongestionControl, Keepalive, RecoveryPhase, TcpInfo, TcpOptions, TcpState, UdpOptions,
-    UnreachableReason,
+    CongestionControl, Keepalive, RecoveryPhase, TcpInfo, TcpOptions, TcpState, TcpTraffic,
+    UdpOptions, UnreachableReason,
 };
 
 /// Words of an address with its port.
@@ -190,8 +190,9 @@ pub(super) fn tcp_options_from_words(words: [u64; TCP_OPTIONS_WORDS]) -> TcpOpti
         .cork(user_timeout & CORK != 0)
 }
 
-/// Words of a connection's state.
+/// Words of a connection's state without its traffic, and of its traffic.
 pub(super) const TCP_INFO_WORDS: usize = 7;
+pub(super) const TCP_TRAFFIC_WORDS: usize = 5;
 
 /// TCP states; the number of a state is its index.
 const STATES: [TcpState; 10] = [
@@ -219,17 +220,32 @@ const REASONS: [UnreachableReason; 4] = [
     UnreachableReason::SourceIsolated,
 ];
 
-/// Encodes the phase of loss recovery and the reason of the last ICMP error.
+/// Encodes the phase of loss recovery, the reason of the last ICMP error, the number of retries and
+/// the shifts of windows.
 fn causes_to_bits(info: &TcpInfo) -> u32 {
     let phase = PHASES.iter().position(|&phase| phase == info.recovery).unwrap_or(0) as u32;
     let is_same = |&reason: &UnreachableReason| info.unreachable == Some(reason);
-    phase | REASONS.iter().position(is_same).map_or(0, |index| index as u32 + 1) << 8
+    let reason = REASONS.iter().position(is_same).map_or(0, |index| index as u32 + 1);
+    let shifts = info.send_window_shift & 15 | (info.receive_window_shift & 15) << 4;
+    phase | reason << 8 | u32::from(info.retries) << 16 | u32::from(shifts) << 24
 }
 
 const INFO_SACK: u64 = 1 << 8;
 const INFO_TIMESTAMPS: u64 = 1 << 9;
 const INFO_ECN: u64 = 1 << 10;
 
+/// Two times in microseconds, as the stack measures them.
+fn times_to_word(high_ns: u64, low_ns: u64) -> u64 {
+    let us = |ns: u64| u32::try_from(ns / 1_000).unwrap_or(u32::MAX);
+    pair(us(high_ns), us(low_ns))
+}
+
+fn times_from_word(word: u64) -> (u64, u64) {
+    let (high_us, low_us) = halves(word);
+    (u64::from(high_us) * 1_000, u64::from(low_us) * 1_000)
+}
+
+/// Encodes a connection's state without its traffic.
 pub(super) fn tcp_info_to_words(info: &TcpInfo) -> [u64; TCP_INFO_WORDS] {
     let flag = |set: bool, bit| if set { bit } else { 0 };
     let state = STATES.iter().position(|&state| state == info.state).unwrap_or(0) as u64;
@@ -241,26 +257,57 @@ pub(super) fn tcp_info_to_words(info: &TcpInfo) -> [u64; TCP_INFO_WORDS] {
         | u64::from(info.cwnd_bytes) << 32;
     [
         head,
-        info.rtt_ns.unwrap_or(u64::MAX),
-        info.rto_ns,
+        // A round trip takes at least a microsecond, so 0 means none.
+        times_to_word(info.rtt_ns.unwrap_or(0), info.rtt_variation_ns),
+        times_to_word(info.rto_ns, info.min_rtt_ns.unwrap_or(0)),
         pair(info.ssthresh_bytes, info.send_window_bytes),
         pair(info.receive_window_bytes, info.unacknowledged_bytes),
         pair(info.unread_bytes, causes_to_bits(info)),
-        info.rtt_variation_ns,
+        pair(info.unsent_bytes, info.lost_bytes),
     ]
 }
 
-/// Decodes a connection's state. `None` if the TCP state is unknown.
+/// Encodes the traffic of a connection.
+pub(super) fn tcp_traffic_to_words(traffic: &TcpTraffic) -> [u64; TCP_TRAFFIC_WORDS] {
+    [
+        traffic.acknowledged_bytes,
+        traffic.received_bytes,
+        pair(traffic.sent_segments, traffic.received_segments),
+        traffic.retransmitted_segments.into(),
+        traffic.delivery_bytes_per_ms.into(),
+    ]
+}
+
+/// Decodes the traffic of a connection. All words are valid.
+pub(super) fn tcp_traffic_from_words(words: [u64; TCP_TRAFFIC_WORDS]) -> TcpTraffic {
+    let [acknowledged_bytes, received_bytes, segments, retransmitted, delivery] = words;
+    let (sent_segments, received_segments) = halves(segments);
+    TcpTraffic {
+        acknowledged_bytes,
+        received_bytes,
+        sent_segments,
+        received_segments,
+        retransmitted_segments: retransmitted as u32,
+        delivery_bytes_per_ms: delivery as u32,
+    }
+}
+
+/// Decodes a connection's state; its traffic is not known. `None` if the TCP state is unknown.
 pub(super) fn tcp_info_from_words(words: [u64; TCP_INFO_WORDS]) -> Option<TcpInfo> {
-    let [head, rtt_ns, rto_ns, sending, receiving, rest, rtt_variation_ns] = words;
+    let [head, round_trip, limits, sending, receiving, rest, backlog] = words;
+    let (rtt_ns, rtt_variation_ns) = times_from_word(round_trip);
+    let (rto_ns, min_rtt_ns) = times_from_word(limits);
+    let (unsent_bytes, lost_bytes) = halves(backlog);
     let (unread_bytes, causes) = halves(rest);
     let (ssthresh_bytes, send_window_bytes) = halves(sending);
     let (receive_window_bytes, unacknowledged_bytes) = halves(receiving);
     Some(TcpInfo {
         state: *STATES.get(usize::from(head as u8))?,
-        rtt_ns: (rtt_ns != u64::MAX).then_some(rtt_ns),
+        rtt_ns: (rtt_ns > 0).then_some(rtt_ns),
         rtt_variation_ns,
+        min_rtt_ns: (min_rtt_ns > 0).then_some(min_rtt_ns),
         rto_ns,
+        retries: (causes >> 16) as u8,
         recovery: PHASES.get(usize::from(causes as u8)).copied().unwrap_or(RecoveryPhase::Open),
         unreachable: usize::from((causes >> 8) as u8)
             .checked_sub(1)
@@ -271,10 +318,15 @@ pub(super) fn tcp_info_from_words(words: [u64; TCP_INFO_WORDS]) -> Option<TcpInf
         receive_window_bytes,
         mss_bytes: (head >> 16) as u16,
         unacknowledged_bytes,
+        unsent_bytes,
+        lost_bytes,
         unread_bytes,
         sack: head & INFO_SACK != 0,
         timestamps: head & INFO_TIMESTAMPS != 0,
         ecn: head & INFO_ECN != 0,
+        send_window_shift: (causes >> 24) as u8 & 15,
+        receive_window_shift: (causes >> 28) as u8,
+        traffic: TcpTraffic::default(),
     })
 }
 

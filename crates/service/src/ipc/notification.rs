@@ -3,11 +3,12 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_stack::TcpInfo;
+use tidegate_stack::{TcpInfo, TcpTraffic};
 
 use super::command::{Handle, Tag};
 use super::encoding::{
-    ADDRESS_WORDS, address_from_words, address_to_words, tcp_info_from_words, tcp_info_to_words,
+    ADDRESS_WORDS, TCP_TRAFFIC_WORDS, address_from_words, address_to_words, tcp_info_from_words,
+    tcp_info_to_words, tcp_traffic_from_words, tcp_traffic_to_words,
 };
 use super::error_code;
 
@@ -23,7 +24,9 @@ pub enum Notification {
     Reply { tag: Tag, outcome: Result<OpenedSocket, ErrorKind> },
     /// Reply to an address lookup.
     AddressInfo { tag: Tag, info: AddressInfo },
-    /// Reply to a query of a connection's state.
+    /// Traffic of a connection, before the reply that has the rest of its state.
+    TcpTraffic(TcpTraffic),
+    /// Reply to a query of a connection's state, without its traffic.
     TcpInfo { tag: Tag, info: TcpInfo },
     /// Reply to a ping: commands executed so far, including the ping with this tag.
     Pong { tag: Tag, commands: u64 },
@@ -45,6 +48,10 @@ pub struct OpenedSocket {
 pub struct AddressInfo {
     /// True if the address is one of the daemon's.
     pub is_local: bool,
+    /// True if the address is a broadcast address of the daemon's networks.
+    pub is_broadcast: bool,
+    /// Longest packet to the address that is not fragmented, in bytes, as far as is known.
+    pub path_mtu: u16,
     /// Source address of packets to the address; `None` without a route.
     pub source: Option<IpAddr>,
 }
@@ -55,6 +62,7 @@ const ERROR: u64 = 3;
 const PONG: u64 = 4;
 const ADDRESS_INFO: u64 = 5;
 const TCP_INFO: u64 = 6;
+const TCP_TRAFFIC: u64 = 7;
 
 impl Notification {
     /// Encodes the notification.
@@ -75,9 +83,16 @@ impl Notification {
                 *second = error_code::to_number(kind).into();
             }
             Self::AddressInfo { tag, info } => {
-                (*first, *second) = (ADDRESS_INFO | u64::from(tag) << 32, info.is_local.into());
+                *first = ADDRESS_INFO | u64::from(tag) << 32;
+                *second = u64::from(info.is_local)
+                    | u64::from(info.is_broadcast) << 1
+                    | u64::from(info.path_mtu) << 16;
                 let source = info.source.map(|source| SocketAddr::new(source, 0));
                 rest[..ADDRESS_WORDS].copy_from_slice(&address_to_words(source));
+            }
+            Self::TcpTraffic(traffic) => {
+                *first = TCP_TRAFFIC;
+                rest[..TCP_TRAFFIC_WORDS].copy_from_slice(&tcp_traffic_to_words(&traffic));
             }
             Self::TcpInfo { tag, info } => {
                 *first = TCP_INFO | u64::from(tag) << 32;
@@ -110,11 +125,17 @@ impl Notification {
             }
             ADDRESS_INFO => {
                 let source = address_from_words([a, b, c])?.map(|source| source.ip());
-                Self::AddressInfo { tag, info: AddressInfo { is_local: second != 0, source } }
+                let (is_local, is_broadcast) = (second & 1 != 0, second & 2 != 0);
+                let path_mtu = (second >> 16) as u16;
+                Self::AddressInfo {
+                    tag,
+                    info: AddressInfo { is_local, is_broadcast, path_mtu, source },
+                }
             }
             TCP_INFO => {
                 Self::TcpInfo { tag, info: tcp_info_from_words([second, a, b, c, d, e, f])? }
             }
+            TCP_TRAFFIC => Self::TcpTraffic(tcp_traffic_from_words([a, b, c, d, e])),
             PONG => Self::Pong { tag, commands: second },
             _ => return None,
         })
@@ -141,14 +162,21 @@ mod tests {
             assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
         }
         for source in [None, Some("192.0.2.1".parse().unwrap())] {
-            let notification =
-                Notification::AddressInfo { tag: 3, info: AddressInfo { is_local: true, source } };
+            let info =
+                AddressInfo { is_local: false, is_broadcast: true, path_mtu: u16::MAX, source };
+            let notification = Notification::AddressInfo { tag: 3, info };
             assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
         }
         let info = TcpInfo {
-            rtt_ns: Some(u64::MAX - 1),
-            rtt_variation_ns: u64::MAX,
-            rto_ns: 1,
+            rtt_ns: Some(1_000),
+            rtt_variation_ns: 1_000 * u64::from(u32::MAX),
+            min_rtt_ns: Some(2_000),
+            rto_ns: 120_000_000_000,
+            retries: u8::MAX,
+            unsent_bytes: 6,
+            lost_bytes: u32::MAX,
+            send_window_shift: 14,
+            receive_window_shift: 1,
             recovery: RecoveryPhase::Loss,
             unreachable: Some(UnreachableReason::SourceIsolated),
             cwnd_bytes: 2,
@@ -167,6 +195,16 @@ mod tests {
             let notification = Notification::TcpInfo { tag: 4, info };
             assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
         }
+        let traffic = TcpTraffic {
+            acknowledged_bytes: u64::MAX,
+            received_bytes: u64::MAX - 1,
+            sent_segments: u32::MAX,
+            received_segments: 1,
+            retransmitted_segments: u32::MAX - 1,
+            delivery_bytes_per_ms: 2,
+        };
+        let notification = Notification::TcpTraffic(traffic);
+        assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
         let notification = Notification::Pong { tag: u32::MAX, commands: u64::MAX };
         assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
         let notification = Notification::Changed(handle);

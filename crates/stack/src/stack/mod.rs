@@ -15,6 +15,7 @@ use crate::interface::Interface;
 use crate::ip::address::AddressKind;
 use crate::ip::forward::rebase_checksum;
 use crate::ip::packet::{IcmpErrorKind, IpInput, RxVerdict};
+use crate::ip::path_mtu::QuotedKind;
 use crate::ip::transit::TransitPacket;
 use crate::ip::version::is_ipv4;
 use crate::link::LinkMeta;
@@ -367,6 +368,17 @@ impl Stack {
     /// True if `address` is a local address that is ready for use.
     pub fn has_address(&self, address: IpAddr) -> bool {
         self.interface.addresses.kind(address) == AddressKind::Local
+    }
+
+    /// True if a datagram socket can be bound to `address`: a local or a broadcast address.
+    pub fn has_datagram_address(&self, address: IpAddr) -> bool {
+        let kind = self.interface.addresses.kind(address);
+        matches!(kind, AddressKind::Local | AddressKind::Broadcast)
+    }
+
+    /// Longest packet to `destination` that is not fragmented, as far as is known; of a datagram.
+    pub fn path_mtu(&self, now_ns: u64, destination: IpAddr) -> usize {
+        self.interface.path_mtu(now_ns, QuotedKind::Datagram, destination).0
     }
 
     /// Source address of packets to `destination`; `None` without a route.

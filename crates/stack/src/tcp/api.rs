@@ -526,8 +526,10 @@ impl TcpTable {
             state: connection.state,
             rtt_ns: connection.recovery.rtt.smoothed_ns(),
             rtt_variation_ns: connection.recovery.rtt.variation_ns(),
+            min_rtt_ns: Some(connection.recovery.rtt.min_ns()).filter(|&ns| ns > 0),
             rto_ns: connection.recovery.rtt.rto_ns(),
             recovery: connection.recovery.phase,
+            retries: connection.recovery.retries,
             unreachable: connection.soft_failure.and_then(Failure::unreachable_reason),
             cwnd_bytes: window.cwnd,
             ssthresh_bytes: window.ssthresh,
@@ -535,10 +537,15 @@ impl TcpTable {
             receive_window_bytes: connection.receive.window(),
             mss_bytes: connection.send.mss,
             unacknowledged_bytes: connection.send.queued_bytes,
+            unsent_bytes: connection.send.unsent(),
+            lost_bytes: connection.recovery.lost_bytes(),
             unread_bytes: connection.readable(),
             sack: connection.flags.contains(ConnFlags::SACK),
             timestamps: connection.flags.contains(ConnFlags::TIMESTAMPS),
             ecn: connection.flags.contains(ConnFlags::ECN),
+            send_window_shift: connection.receive.peer_window_shift,
+            receive_window_shift: connection.receive.window_shift,
+            traffic: connection.traffic,
         })
     }
 

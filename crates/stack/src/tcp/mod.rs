@@ -32,5 +32,5 @@ pub use identity::TcpSecrets;
 pub(crate) use segment::{FourTuple, OutSegment, Segment};
 pub use socket::{
     Keepalive, RecoveryPhase, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions,
-    TcpReadiness, TcpState, UnreachableReason,
+    TcpReadiness, TcpState, TcpTraffic, UnreachableReason,
 };

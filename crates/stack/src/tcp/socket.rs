@@ -407,10 +407,14 @@ pub struct TcpInfo {
     /// Mean deviation of the round-trip time (RTTVAR, RFC 6298 section 2); 0 before the first
     /// sample.
     pub rtt_variation_ns: u64,
+    /// Smallest recent round-trip time; `None` before the first sample.
+    pub min_rtt_ns: Option<u64>,
     /// Retransmission time-out.
     pub rto_ns: u64,
     /// Phase of loss recovery.
     pub recovery: RecoveryPhase,
+    /// Consecutive retransmissions by time-out without progress.
+    pub retries: u8,
     /// Reason of the last ICMP error, if nothing was acknowledged since.
     pub unreachable: Option<UnreachableReason>,
     /// Congestion window.
@@ -425,6 +429,10 @@ pub struct TcpInfo {
     pub mss_bytes: u16,
     /// Bytes written and not acknowledged.
     pub unacknowledged_bytes: u32,
+    /// Bytes written and never sent.
+    pub unsent_bytes: u32,
+    /// Bytes that are believed lost and were not sent again.
+    pub lost_bytes: u32,
     /// Bytes received and not read.
     pub unread_bytes: u32,
     /// Both sides support selective acknowledgements (SACK).
@@ -433,6 +441,31 @@ pub struct TcpInfo {
     pub timestamps: bool,
     /// Both sides support explicit congestion notification (ECN).
     pub ecn: bool,
+    /// Shift of the peer's windows (RFC 7323 section 2).
+    pub send_window_shift: u8,
+    /// Shift of the windows that the peer is offered.
+    pub receive_window_shift: u8,
+    /// Traffic so far.
+    pub traffic: TcpTraffic,
+}
+
+/// Traffic of a connection since it began. The numbers wrap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct TcpTraffic {
+    /// Bytes of data that the peer has acknowledged.
+    pub acknowledged_bytes: u64,
+    /// Bytes of data received in order.
+    pub received_bytes: u64,
+    /// Segments sent, with and without data.
+    pub sent_segments: u32,
+    /// Segments received; several that the device has coalesced count as one.
+    pub received_segments: u32,
+    /// Segments sent again.
+    pub retransmitted_segments: u32,
+    /// Rate at which the peer last acknowledged data, in bytes in a millisecond. A lower rate does
+    /// not replace it while the application sends less than it could.
+    pub delivery_bytes_per_ms: u32,
 }
 
 impl TcpInfo {
@@ -442,8 +475,10 @@ impl TcpInfo {
             state,
             rtt_ns: None,
             rtt_variation_ns: 0,
+            min_rtt_ns: None,
             rto_ns: 0,
             recovery: RecoveryPhase::Open,
+            retries: 0,
             unreachable: None,
             cwnd_bytes: 0,
             ssthresh_bytes: 0,
@@ -451,10 +486,15 @@ impl TcpInfo {
             receive_window_bytes: 0,
             mss_bytes: 0,
             unacknowledged_bytes: 0,
+            unsent_bytes: 0,
+            lost_bytes: 0,
             unread_bytes: 0,
             sack: false,
             timestamps: false,
             ecn: false,
+            send_window_shift: 0,
+            receive_window_shift: 0,
+            traffic: TcpTraffic::default(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 use tidegate_stack::{
     Config, Event, ExtractedSockets, MigrationMap, Shutdown, SocketSelection, Stack, TcpError,
-    TcpId, TcpListenerId, TcpOptions, TcpState, UdpId,
+    TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpState, TcpTraffic, UdpId,
 };
 
 use crate::kit::{Family, HostPair, SECOND_NS, TestHost, config, for_each_family, mac};
@@ -34,10 +34,14 @@ pub fn second_stack(host: &TestHost, config: Config) -> TestHost {
     TestHost { stack, arena: fresh_arena(), now_ns: host.now_ns }
 }
 
-/// State of a connection as far as it is observable.
+/// State of a connection as far as it is observable, but for what is sent at the migration.
 fn observable_state(stack: &Stack, id: TcpId) -> impl PartialEq + std::fmt::Debug + use<> {
     let addresses = (stack.tcp_local_addr(id), stack.tcp_peer_addr(id));
-    (addresses, stack.tcp_info(id), stack.tcp_readiness(id), stack.tcp_options(id))
+    let info = stack.tcp_info(id).map(|info| {
+        let traffic = TcpTraffic { sent_segments: 0, ..info.traffic };
+        TcpInfo { unsent_bytes: 0, traffic, ..info }
+    });
+    (addresses, info, stack.tcp_readiness(id), stack.tcp_options(id))
 }
 
 /// Migrates the given sockets, which must be all sockets of the stack. Checks that nothing stays

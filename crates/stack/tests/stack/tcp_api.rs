@@ -80,6 +80,29 @@ fn receive(host: &mut TestHost, id: TcpId) -> Result<Vec<u8>, TcpError> {
     Ok(buf)
 }
 
+#[test]
+fn info_counts_the_traffic_of_a_connection() {
+    for_each_family(|family| {
+        let mut pair = ClientServerPair::new(family, [config(1), config(2)]);
+        let (client, server) = pair.connect();
+        assert_eq!(send(&mut pair.a, client, b"request"), Ok(7));
+        assert_eq!(pair.a.sent().len(), 1, "lost on the way");
+        let info = pair.a.stack.tcp_info(client).unwrap();
+        assert_eq!((info.unacknowledged_bytes, info.unsent_bytes), (7, 0));
+        pair.advance(SECOND_NS);
+        assert_eq!(receive(&mut pair.b, server), Ok(b"request".to_vec()));
+        let info = pair.a.stack.tcp_info(client).unwrap();
+        let traffic = info.traffic;
+        assert_eq!((traffic.acknowledged_bytes, traffic.received_bytes), (7, 0));
+        // SYN, acknowledgement, data twice; SYN-ACK, acknowledgement.
+        assert_eq!((traffic.sent_segments, traffic.received_segments), (4, 2));
+        assert_eq!((traffic.retransmitted_segments, info.retries, info.lost_bytes), (1, 0, 0));
+        let traffic = pair.b.stack.tcp_info(server).unwrap().traffic;
+        assert_eq!((traffic.acknowledged_bytes, traffic.received_bytes), (0, 7));
+        assert_eq!(traffic.retransmitted_segments, 0);
+    });
+}
+
 /// Segments waiting in the transmit queue are not lost: no time-out counts them.
 #[test]
 fn full_transmit_queue_aborts_no_connection() {

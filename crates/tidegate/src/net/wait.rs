@@ -46,6 +46,18 @@ impl Net {
         self.with(|ops| ops.has_address(address.to_canonical()))
     }
 
+    /// True if a UDP socket can be bound to `address`: one of this stack's, or a broadcast address of
+    /// its networks.
+    pub fn has_datagram_address(&self, address: std::net::IpAddr) -> bool {
+        self.with(|ops| ops.has_datagram_address(address.to_canonical()))
+    }
+
+    /// Length in bytes of the longest packet to `destination` that is not fragmented, as far as is
+    /// known.
+    pub fn path_mtu(&self, destination: std::net::IpAddr) -> Option<usize> {
+        self.with(|ops| ops.path_mtu(destination.to_canonical()))
+    }
+
     /// Source address of packets to `destination`; `None` without a route.
     pub fn source_for(&self, destination: std::net::IpAddr) -> Option<std::net::IpAddr> {
         self.with(|ops| ops.source_for(destination.to_canonical()))

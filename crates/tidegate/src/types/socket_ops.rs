@@ -40,6 +40,10 @@ pub(crate) trait SocketOps {
 
     /// True if `address` is one of the stack's.
     fn has_address(&mut self, address: IpAddr) -> bool;
+    /// True if a datagram socket can be bound to `address`.
+    fn has_datagram_address(&mut self, address: IpAddr) -> bool;
+    /// Longest packet to `destination` that is not fragmented, as far as is known.
+    fn path_mtu(&mut self, destination: IpAddr) -> Option<usize>;
     /// Source address of packets to `destination`.
     fn source_for(&mut self, destination: IpAddr) -> Option<IpAddr>;
 

@@ -53,9 +53,10 @@ impl Notifier {
         !self.queued.is_empty()
     }
 
-    /// Writes a notification to the ring, or queues it. Returns true if it was queued.
+    /// Writes a notification to the ring, or queues it behind those that found the ring full.
+    /// Returns true if it was queued.
     pub(super) fn notify(&mut self, notice: Notification) -> Result<bool, PeerError> {
-        let is_full = !self.try_push(notice)?;
+        let is_full = self.has_queued() || !self.try_push(notice)?;
         if is_full {
             self.queued.push_back(notice);
         }

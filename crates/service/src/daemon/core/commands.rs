@@ -57,17 +57,23 @@ impl SocketServer {
                 return Ok(self.close(number, app, socket, reset_on_close));
             }
             Command::LookUpAddress { tag, address } => {
-                let stack = self.engine.stack();
-                let (is_local, source) = (stack.has_address(address), stack.source_for(address));
-                app.answer(Notification::AddressInfo {
-                    tag,
-                    info: AddressInfo { is_local, source },
-                })?;
+                let (stack, _, now_ns) = self.engine.parts();
+                let is_local = stack.has_address(address);
+                let info = AddressInfo {
+                    is_local,
+                    is_broadcast: !is_local && stack.has_datagram_address(address),
+                    path_mtu: u16::try_from(stack.path_mtu(now_ns, address)).unwrap_or(u16::MAX),
+                    source: stack.source_for(address),
+                };
+                app.answer(Notification::AddressInfo { tag, info })?;
                 return Ok(None);
             }
             Command::TcpInfo { tag, socket } => {
                 let notice = match self.tcp_info(app, socket) {
-                    Some(info) => Notification::TcpInfo { tag, info },
+                    Some(info) => {
+                        app.answer(Notification::TcpTraffic(info.traffic))?;
+                        Notification::TcpInfo { tag, info }
+                    }
                     None => Notification::Reply { tag, outcome: Err(ErrorKind::NotConnected) },
                 };
                 app.answer(notice)?;

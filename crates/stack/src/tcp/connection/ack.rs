@@ -169,6 +169,9 @@ impl Connection {
     fn on_progress(&mut self, now_ns: u64, shared: &mut TcpShared) {
         let had_space = self.has_send_space();
         let bytes = self.send.remove_acknowledged(&mut shared.pool);
+        let acknowledged = &mut self.traffic.acknowledged_bytes;
+        *acknowledged = acknowledged.wrapping_add(bytes.into());
+        self.measure_delivery(now_ns);
         // Only here, so that a writer is woken whatever makes the buffer larger.
         let cwnd = self.recovery.controller.window.cwnd;
         self.send_growth = self.options.send_growth(cwnd, shared.pool.max_queue_bytes());
@@ -184,6 +187,20 @@ impl Connection {
         self.recovery.retries = 0;
         self.soft_failure = None;
         (self.timers.stalled_since_ns, self.timers.rto_base_ns) = (now_ns, now_ns);
+    }
+
+    /// Updates the rate at which the peer acknowledges data, once in each round trip.
+    #[inline]
+    fn measure_delivery(&mut self, now_ns: u64) {
+        let Some(flight) = &mut self.recovery.flight else { return };
+        let (una, nxt, min_rtt_ns) = (self.send.una, self.send.nxt, self.recovery.rtt.min_ns());
+        let rate = flight.delivery.finish_round(now_ns, una, nxt, min_rtt_ns);
+        let known = &mut self.traffic.delivery_bytes_per_ms;
+        if let Some(rate) = rate
+            && (rate >= *known || self.flags.contains(ConnFlags::WINDOW_LIMITED))
+        {
+            *known = rate;
+        }
     }
 
     /// True if there may be something to send: lost segments, unsent data or a FIN.

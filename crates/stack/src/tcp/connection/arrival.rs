@@ -38,6 +38,7 @@ impl Connection {
         outcome: &mut SegmentOutcome,
         shared: &mut TcpShared,
     ) -> Result<(), DropReason> {
+        self.traffic.received_segments = self.traffic.received_segments.wrapping_add(1);
         match self.state {
             TcpState::Closed => return Err(DropReason::TcpNoSocket),
             TcpState::SynSent => {

@@ -63,7 +63,10 @@ impl Connection {
             0 => self.receive.first_duplicate(start, end),
             _ => None,
         };
+        let in_order_from = self.receive.nxt;
         let taken = self.receive.take_in_order(data, shared)?;
+        let received = self.receive.nxt.since(in_order_from);
+        self.traffic.received_bytes = self.traffic.received_bytes.wrapping_add(received.into());
         if let Some((start, end)) = duplicate {
             self.record_dsack_range(start, end);
         }

@@ -24,7 +24,7 @@ use super::recovery::Recovery;
 use super::segment::FourTuple;
 use super::send::{DEFAULT_MSS, SendState};
 use super::seq::Seq;
-use super::socket::{Failure, TcpListenerId, TcpOptions, TcpState};
+use super::socket::{Failure, TcpListenerId, TcpOptions, TcpState, TcpTraffic};
 use super::timers::{RtxTimer, TableLinks, Timers};
 
 /// Consecutive time-outs after which a peer counts as silent.
@@ -51,6 +51,7 @@ pub(crate) struct Connection {
     pub(crate) recovery: Recovery,
     pub(crate) timers: Timers,
     pub(crate) flags: ConnFlags,
+    pub(crate) traffic: TcpTraffic,
 }
 
 impl Connection {
@@ -77,6 +78,7 @@ impl Connection {
             failure: None,
             soft_failure: None,
             flags: ConnFlags::empty(),
+            traffic: TcpTraffic::default(),
         }
     }
 
@@ -237,6 +239,6 @@ mod tests {
     #[test]
     fn an_idle_connection_is_small() {
         let bytes = size_of::<Connection>();
-        assert!(bytes <= 392, "{bytes} bytes");
+        assert!(bytes <= 424, "{bytes} bytes");
     }
 }

@@ -34,6 +34,7 @@ impl Connection {
                 self.data_out(now_ns, shared)
             }
         };
+        self.traffic.sent_segments = self.traffic.sent_segments.wrapping_add(out.is_some().into());
         // After each segment there may be another.
         self.flags.set(ConnFlags::WANTS_OUTPUT, out.is_some() && self.may_have_more_output());
         if self.state != TcpState::Closed && !self.flags.contains(ConnFlags::WANTS_OUTPUT) {
@@ -74,6 +75,7 @@ impl Connection {
             self.record_sent(now_ns, shared, iss, iss + 1, true, false);
         } else if let Some(flight) = self.recovery.flight.as_mut().filter(|_| is_retransmission) {
             flight.on_retransmitted(now_ns, iss, iss + 1);
+            self.count_retransmitted();
         }
         self.flags.remove(ConnFlags::FORCE_RETRANSMISSION);
         let mut out = OutSegment::bare(self.tuple, TcpFlags::SYN);
@@ -133,6 +135,9 @@ impl Connection {
             // RFC 6298 section 5.1.
             self.timers.rto_base_ns = now_ns;
             self.timers.stalled_since_ns = now_ns;
+            if !syn {
+                flight.delivery.begin(now_ns, start, end);
+            }
         }
         flight.push(SentSegment::new(start, end, now_ns, syn, fin));
         self.send.nxt = end;
@@ -197,9 +202,15 @@ impl Connection {
         }
         self.recovery.count_sent(end.since(sent.start));
         self.recovery.on_resent(now_ns, sent.start, end);
+        self.count_retransmitted();
         self.timers.last_sent_ns = now_ns;
         // RFC 3168 section 6.1.5: retransmissions are not marked as ECN-capable.
         self.build_segment(now_ns, sent.start, data_bytes, fin)
+    }
+
+    fn count_retransmitted(&mut self) {
+        let count = &mut self.traffic.retransmitted_segments;
+        *count = count.wrapping_add(1);
     }
 
     fn new_data(&mut self, now_ns: u64, shared: &mut TcpShared) -> Option<OutSegment> {

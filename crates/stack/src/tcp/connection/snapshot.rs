@@ -13,7 +13,7 @@ use crate::tcp::receive::{ReceiveSnapshot, ReceiveState};
 use crate::tcp::recovery::{FlightSnapshot, Recovery, RecoverySnapshot};
 use crate::tcp::segment::FourTuple;
 use crate::tcp::send::{MAX_WINDOW_BYTES, SendSnapshot, SendState};
-use crate::tcp::socket::{Failure, TcpListenerId, TcpOptions, TcpState};
+use crate::tcp::socket::{Failure, TcpListenerId, TcpOptions, TcpState, TcpTraffic};
 use crate::tcp::timers::{NEVER, TableLinks, TimeAges, TimerSnapshot, Timers, age_ns};
 
 /// Snapshot of one connection. Times are relative to the moment of saving: `_age_` fields lie
@@ -34,6 +34,7 @@ pub(crate) struct ConnectionSnapshot<'a> {
     pub(crate) receiving: ReceiveSnapshot<'a>,
     recovery: RecoverySnapshot,
     timers: TimerSnapshot,
+    traffic: TcpTraffic,
 }
 
 /// Creates a queue that holds `data`.
@@ -68,6 +69,7 @@ impl Connection {
             receiving: receive.save(now_ns, received_age_ns, self.readable(), pool),
             recovery: self.recovery.save(now_ns, send, timers),
             timers: timers.save(now_ns),
+            traffic: self.traffic,
         }
     }
 
@@ -108,6 +110,7 @@ impl Connection {
             receive: ReceiveState::restore(now_ns, receiving, incoming, sending.own_window_shift),
             timers: Timers::restore(now_ns, timers, &ages),
             flags,
+            traffic: saved.traffic,
         };
         connection.restore_flight(now_ns, recovery.flight.as_ref(), shared)?;
         if connection.state == TcpState::TimeWait {

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::delivery::DeliveryRound;
 use super::pacing::Pacing;
 use super::sacked::SackedRanges;
 use crate::tcp::identity::milliseconds;
@@ -134,6 +135,7 @@ pub(crate) struct Flight {
     pub(crate) reorder_deadline_ns: u64,
     pub(crate) prr: PrrState,
     pub(super) pacing: Pacing,
+    pub(crate) delivery: DeliveryRound,
 }
 
 /// Proportional rate reduction (RFC 6937 section 3): bytes in flight when recovery began
@@ -291,6 +293,7 @@ impl Flight {
             reorder_deadline_ns,
             prr,
             pacing,
+            delivery,
         } = self;
         let keep = sent.capacity().max(resent.capacity()) <= MAX_RECYCLED_RECORDS;
         if !sent.is_empty() {
@@ -305,6 +308,7 @@ impl Flight {
         (*rack_sent_ns, *rack_end, *rack_rtt_ns) = (0, Seq(0), 0);
         (*reorder_deadline_ns, *dsack_round_end) = (0, None);
         (*prr, *pacing) = (PrrState::default(), Pacing::default());
+        *delivery = DeliveryRound::default();
         keep
     }
 

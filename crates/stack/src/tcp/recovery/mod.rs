@@ -1,6 +1,7 @@
 //! Loss detection and recovery of a connection: scoreboard, round trip, congestion window (RFC
 //! 6298, RFC 5681, RFC 6582, RFC 6675, RFC 6937, RFC 8985).
 
+mod delivery;
 mod flight;
 mod mtu_search;
 mod pacing;

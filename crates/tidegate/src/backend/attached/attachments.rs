@@ -198,6 +198,11 @@ impl Attachments {
         self.all.iter_mut().for_each(Attachment::wake_daemon_if_deferred);
     }
 
+    /// Like [`Attachment::wake_daemon_if_overdue`], for each attachment.
+    pub(super) fn wake_daemon_if_overdue(&mut self) {
+        self.all.iter_mut().for_each(Attachment::wake_daemon_if_overdue);
+    }
+
     /// Prepares a sleep on the wake descriptor. Returns `false` when a notification waits.
     pub(super) fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.all

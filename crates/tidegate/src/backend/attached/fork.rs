@@ -42,6 +42,8 @@ impl Fork<'_> {
         let Self { mut core, children } = self;
         // The registered sleepers and tasks are threads and tasks of the parent.
         sleeper::forget_thread_bell();
+        // Now, since the child may soon give up to open descriptors. Without a bell a wait fails.
+        let _ = sleeper::thread_bell();
         core.waiters = Waiters::default();
         core.tasks = Tasks::default();
         core.idle = new_idle(0);

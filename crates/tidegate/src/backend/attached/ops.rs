@@ -184,6 +184,16 @@ impl SocketOps for AttachedCore {
         self.attachments.first().look_up_address(address).is_ok_and(|found| found.is_local)
     }
 
+    fn has_datagram_address(&mut self, address: IpAddr) -> bool {
+        let found = self.attachments.first().look_up_address(address);
+        found.is_ok_and(|found| found.is_local || found.is_broadcast)
+    }
+
+    fn path_mtu(&mut self, destination: IpAddr) -> Option<usize> {
+        let found = self.attachments.first().look_up_address(destination).ok()?;
+        Some(usize::from(found.path_mtu))
+    }
+
     fn source_for(&mut self, destination: IpAddr) -> Option<IpAddr> {
         self.attachments.first().look_up_address(destination).ok()?.source
     }

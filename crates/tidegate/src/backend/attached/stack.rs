@@ -110,6 +110,7 @@ impl AttachedStack {
             if core.has_daemon_exited {
                 return Ok(None);
             }
+            core.attachments.wake_daemon_if_overdue();
             if ready(&mut core) {
                 return Ok(Some(true));
             }

@@ -95,6 +95,15 @@ impl SocketOps for EmbeddedCore {
         self.engine.stack().has_address(address)
     }
 
+    fn has_datagram_address(&mut self, address: IpAddr) -> bool {
+        self.engine.stack().has_datagram_address(address)
+    }
+
+    fn path_mtu(&mut self, destination: IpAddr) -> Option<usize> {
+        let (stack, _, now_ns) = self.engine.parts();
+        Some(stack.path_mtu(now_ns, destination))
+    }
+
     fn source_for(&mut self, destination: IpAddr) -> Option<IpAddr> {
         self.engine.stack().source_for(destination)
     }
