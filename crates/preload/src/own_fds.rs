@@ -22,6 +22,13 @@ pub(crate) fn hide() {
     }
 }
 
+/// Keeps the numbers of further descriptors of the library within a limit that has changed.
+pub(crate) fn adapt_to_limit() {
+    if own_fd::floor().is_some() {
+        hide();
+    }
+}
+
 fn is_open(fd: RawFd) -> bool {
     // SAFETY: reads flags.
     unsafe { real::fcntl64(fd, libc::F_GETFD, 0) != -1 }

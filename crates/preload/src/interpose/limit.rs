@@ -9,7 +9,7 @@
 
 use libc::{c_int, pid_t, rlimit};
 
-use crate::{real, runtime};
+use crate::{own_fds, real, runtime};
 
 type Resource = libc::__rlimit_resource_t;
 
@@ -49,6 +49,24 @@ fn present(resource: Resource) -> rlimit {
     limit
 }
 
+/// `prlimit64` of the descriptors of this process. Further descriptors of the library are below the
+/// new limit.
+///
+/// # Safety
+/// `before` is null or valid.
+unsafe fn limit_descriptors(wanted: rlimit, before: *mut rlimit) -> c_int {
+    let wanted = match runtime::uses_daemon() {
+        true => with_polled_descriptors(wanted, present(libc::RLIMIT_NOFILE)),
+        false => wanted,
+    };
+    // SAFETY: as the application's call, with another limit.
+    let result = unsafe { real::prlimit64(0, libc::RLIMIT_NOFILE, &raw const wanted, before) };
+    if result == 0 {
+        own_fds::adapt_to_limit();
+    }
+    result
+}
+
 /// Bytes of own memory that this process has; `None` where they cannot be read.
 fn used_bytes() -> Option<u64> {
     let counts = std::fs::read_to_string("/proc/self/statm").ok()?;
@@ -65,22 +83,21 @@ pub unsafe extern "C" fn prlimit64(
     wanted: *const rlimit,
     before: *mut rlimit,
 ) -> c_int {
+    let is_own = process == 0 || process == std::process::id() as pid_t;
     // SAFETY: the application's own argument.
-    let given = unsafe { wanted.as_ref() }.filter(|wanted| {
-        let is_own = process == 0 || process == std::process::id() as pid_t;
+    let own = unsafe { wanted.as_ref() }.filter(|_| is_own);
+    if let Some(own) = own.filter(|_| resource == libc::RLIMIT_NOFILE) {
+        // SAFETY: the application's own argument.
+        return unsafe { limit_descriptors(*own, before) };
+    }
+    let given = own.filter(|wanted| {
         let is_limit = wanted.rlim_cur != libc::RLIM_INFINITY;
-        let is_adapted = matches!(resource, libc::RLIMIT_AS | libc::RLIMIT_NOFILE);
-        is_adapted && is_own && is_limit && runtime::uses_daemon()
+        resource == libc::RLIMIT_AS && is_limit && runtime::uses_daemon()
     });
     let Some(given) = given else {
         // SAFETY: the application's own call.
         return unsafe { real::prlimit64(process, resource, wanted, before) };
     };
-    if resource == libc::RLIMIT_NOFILE {
-        let descriptors = with_polled_descriptors(*given, present(resource));
-        // SAFETY: as the application's call, with another limit.
-        return unsafe { real::prlimit64(process, resource, &raw const descriptors, before) };
-    }
     let addresses = with_allowance(*given, present(libc::RLIMIT_AS));
     // SAFETY: as the application's call, with another limit.
     let result = unsafe { real::prlimit64(process, resource, &raw const addresses, before) };
