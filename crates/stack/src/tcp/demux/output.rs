@@ -92,6 +92,9 @@ impl TcpTable {
         }
         self.reclaim_memory(&mut interface.counters, now_ns);
         self.wake_memory_waiters(now_ns);
+        if self.pending.is_empty() {
+            return;
+        }
         while let Some((index, turn, remote)) = self.next_pending() {
             if !interface.has_space_for_segments(arena) {
                 self.put_pending_back(index, turn);

@@ -55,6 +55,7 @@ impl PendingOutput {
     }
 
     /// True if no connection waits.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.first.is_empty() && self.further.is_empty()
     }
