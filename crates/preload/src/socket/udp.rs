@@ -98,9 +98,7 @@ impl Udp {
         if to.is_some_and(|to| to.port() == 0) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        if payload.len() > MIN_CHECKED_BYTES {
-            self.check_size(socket, payload.len(), to)?;
-        }
+        self.check_size(socket, payload.len(), to)?;
         let sent = match (to, from) {
             (to, Some(from)) => self.socket.send_from(payload, to, from),
             (Some(to), None) => self.socket.send_to(payload, to),
@@ -122,13 +120,17 @@ impl Udp {
     /// # Errors
     /// `EMSGSIZE`.
     fn check_size(&self, socket: &Socket, len: usize, to: Option<SocketAddr>) -> io::Result<()> {
+        let dont_fragment = self.dont_fragment.load(Ordering::Relaxed);
+        if len <= (if dont_fragment { MIN_CHECKED_BYTES } else { MAX_V4_PAYLOAD_BYTES }) {
+            return Ok(());
+        }
         let Some(to) = to.or_else(|| self.socket.peer_addr().ok()) else { return Ok(()) };
         let (limit, header_bytes) = match is_v6(to.ip()) {
             true => (MAX_V6_PAYLOAD_BYTES, 48),
             false => (MAX_V4_PAYLOAD_BYTES, 28),
         };
         let mut fits = len <= limit;
-        if fits && self.dont_fragment.load(Ordering::Relaxed) {
+        if fits && dont_fragment {
             fits = socket.net.path_mtu(to.ip()).is_none_or(|mtu| header_bytes + len <= mtu);
         }
         match fits {
