@@ -336,11 +336,9 @@ impl Attachment {
     pub fn end_edge_triggered_sleep(&mut self, has_hung_up: bool) -> io::Result<()> {
         self.leave_sleep();
         self.undrained_sleeps += 1;
-        if has_hung_up {
-            // No later edge tells of the end, which follows the bytes.
+        if has_hung_up || self.undrained_sleeps >= MAX_UNDRAINED_SLEEPS {
+            // The end of the connection follows the bytes, and no later edge tells of it.
             while self.drain_wakeups()? {}
-        } else if self.undrained_sleeps >= MAX_UNDRAINED_SLEEPS {
-            self.drain_wakeups()?;
         }
         Ok(())
     }
