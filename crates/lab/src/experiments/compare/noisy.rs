@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tidegate_load::{LinkKind, TcpLoadConfig, load_tcp};
+use tidegate_load::{TcpLoadConfig, load_tcp};
 
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FIRST_PASS_SECONDS, FirstPass, Goal, distinct_best};
@@ -237,7 +237,7 @@ fn measure_rate(
     packaged.unwrap_or_else(|| {
         let load = TcpLoadConfig {
             warm_up_seconds: seconds / 4.0,
-            ..kernel_load(testbed, service, connections, seconds)
+            ..service.kernel_load_config(testbed, connections, seconds)
         };
         Ok(testbed.pair.a.namespace.enter(|| load_tcp(&load))??.requests_per_second)
     })
@@ -252,27 +252,12 @@ fn measure_fixed_rate(
 ) -> Result<(f64, f64), LabError> {
     let load = TcpLoadConfig {
         rate_per_second: Some(FIXED_RPS),
-        ..kernel_load(testbed, service, FIXED_RPS_CONNECTIONS, seconds)
+        ..service.kernel_load_config(testbed, FIXED_RPS_CONNECTIONS, seconds)
     };
     let (began, cpu_seconds) = (Instant::now(), neighbours.cpu_seconds()?);
     let report = testbed.pair.a.namespace.enter(|| load_tcp(&load))??;
     let cpu_seconds = neighbours.cpu_seconds()? - cpu_seconds;
     Ok((report.requests_per_second / FIXED_RPS, cpu_seconds / began.elapsed().as_secs_f64()))
-}
-
-fn kernel_load(
-    testbed: &FloodTestbed,
-    service: &RunningService,
-    connections: usize,
-    seconds: f64,
-) -> TcpLoadConfig {
-    TcpLoadConfig {
-        connections,
-        seconds,
-        transaction: Some(service.question.clone()),
-        core: Some(testbed.load_core),
-        ..TcpLoadConfig::new(LinkKind::Kernel, service.target)
-    }
 }
 
 /// Time from sending a message to its acknowledgement, 99th percentile in milliseconds. The

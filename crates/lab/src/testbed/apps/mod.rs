@@ -304,6 +304,22 @@ impl RunningService {
         }
     }
 
+    /// Configuration of a load on kernel sockets.
+    pub(crate) fn kernel_load_config(
+        &self,
+        testbed: &FloodTestbed,
+        connections: usize,
+        seconds: f64,
+    ) -> TcpLoadConfig {
+        TcpLoadConfig {
+            connections,
+            seconds,
+            transaction: Some(self.question.clone()),
+            core: Some(testbed.load_core),
+            ..TcpLoadConfig::new(LinkKind::Kernel, self.target)
+        }
+    }
+
     /// Sends the same requests from the load's device itself, each as soon as the previous
     /// response arrives. A NAPI thread on the server's core receives for Tidegate what AF_XDP takes.
     pub(crate) fn measure_from_device(

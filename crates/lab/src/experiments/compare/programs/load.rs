@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tidegate_load::{LinkKind, TcpLoadConfig, load_tcp};
+use tidegate_load::{TcpLoadConfig, load_tcp};
 
 use crate::error::LabError;
 use crate::experiments::kernel_best::Goal;
@@ -173,13 +173,9 @@ impl ProgramRun {
         seconds: f64,
     ) -> Result<Self, LabError> {
         let load = TcpLoadConfig {
-            connections: FIXED_RPS_CONNECTIONS,
-            seconds,
             warm_up_seconds: seconds / 4.0,
             rate_per_second: Some(FIXED_RPS),
-            transaction: Some(service.question.clone()),
-            core: Some(testbed.load_core),
-            ..TcpLoadConfig::new(LinkKind::Kernel, service.target)
+            ..service.kernel_load_config(testbed, FIXED_RPS_CONNECTIONS, seconds)
         };
         let client = &testbed.pair.a.namespace;
         let (cores, report) = measure_cores(testbed, || client.enter(|| load_tcp(&load)))?;
