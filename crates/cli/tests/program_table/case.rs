@@ -143,7 +143,7 @@ fn run_on_testbed(program: &Program, placement: Placement, rows: &mut [Row]) -> 
         Placement::Attached => ServerHost::Attached(Daemon::start(&testbed, &flags)),
         Placement::Embedded => ServerHost::Embedded(&testbed, &OWN_ADDRESSES),
     };
-    let before = Remains::of(&host);
+    let before = remains(&host);
     let of_daemon = processes(&host);
     let folder = ProgramFolder::new(&program.variables);
     let mut case = Case { program, host, folder, placement, of_daemon };
@@ -345,47 +345,39 @@ impl Case<'_> {
     }
 
     /// Names everything that exists after the end of the program and did not before.
-    fn left_behind(&self, before: &Remains) -> Vec<String> {
-        let mut after = Remains::of(&self.host);
+    fn left_behind(&self, before: &BTreeSet<String>) -> Vec<String> {
+        let mut after = remains(&self.host);
         // The daemon notices the end of a program by itself.
         let began = Instant::now();
-        while !after.entries.is_subset(&before.entries) && began.elapsed() < Duration::from_secs(10)
-        {
+        while !after.is_subset(before) && began.elapsed() < Duration::from_secs(10) {
             thread::sleep(Duration::from_millis(20));
-            after = Remains::of(&self.host);
+            after = remains(&self.host);
         }
-        after.entries.difference(&before.entries).cloned().collect()
+        after.difference(before).cloned().collect()
     }
 }
 
 /// Everything that a program may leave behind, apart from processes.
-struct Remains {
-    entries: BTreeSet<String>,
-}
-
-impl Remains {
-    fn of(host: &ServerHost<'_>) -> Self {
-        let testbed = host.testbed();
-        let mut entries = BTreeSet::new();
-        match host {
-            ServerHost::Attached(daemon) => {
-                let report = daemon.sockets();
-                let apps = report["applications"].as_array().unwrap();
-                entries.extend(apps.iter().map(|app| format!("in `tidegate ss`: {app}")));
-            }
-            // An embedded stack changes settings of the device.
-            _ => {
-                let link = testbed.server().ip(&["-o", "link", "show", testbed.device()]).unwrap();
-                entries.insert(format!("device: {}", link.trim()));
-            }
+fn remains(host: &ServerHost<'_>) -> BTreeSet<String> {
+    let testbed = host.testbed();
+    let mut entries = BTreeSet::new();
+    match host {
+        ServerHost::Attached(daemon) => {
+            let report = daemon.sockets();
+            let apps = report["applications"].as_array().unwrap();
+            entries.extend(apps.iter().map(|app| format!("in `tidegate ss`: {app}")));
         }
-        let sockets = testbed.server().command("ss").arg("-Hln").output().unwrap().stdout;
-        let of_kernel = String::from_utf8_lossy(&sockets).into_owned();
-        let is_internet = |line: &&str| line.starts_with("tcp") || line.starts_with("udp");
-        entries
-            .extend(of_kernel.lines().filter(is_internet).map(|line| format!("listens: {line}")));
-        Self { entries }
+        // An embedded stack changes settings of the device.
+        _ => {
+            let link = testbed.server().ip(&["-o", "link", "show", testbed.device()]).unwrap();
+            entries.insert(format!("device: {}", link.trim()));
+        }
     }
+    let sockets = testbed.server().command("ss").arg("-Hln").output().unwrap().stdout;
+    let of_kernel = String::from_utf8_lossy(&sockets).into_owned();
+    let is_internet = |line: &&str| line.starts_with("tcp") || line.starts_with("udp");
+    entries.extend(of_kernel.lines().filter(is_internet).map(|line| format!("listens: {line}")));
+    entries
 }
 
 /// Processes in the server's namespace.

@@ -108,10 +108,14 @@ impl ProgramFolder {
 
     /// Last line that the program has written, for reasons.
     pub fn last_line(&self, log: &str) -> String {
-        let text = fs::read(self.root().join(log)).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text).into_owned();
-        text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().to_owned()
+        last_line(&fs::read(self.root().join(log)).unwrap_or_default()).unwrap_or_default()
     }
+}
+
+/// Last line that is not empty.
+fn last_line(text: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(text);
+    text.lines().map(str::trim).rfind(|line| !line.is_empty()).map(str::to_owned)
 }
 
 /// Output of a script, or its last line on standard error.
@@ -122,9 +126,7 @@ fn result(output: Output) -> Result<String, String> {
     if output.status.code() == Some(124) {
         return Err(format!("no end after {LIMIT_SECONDS} s"));
     }
-    let errors = String::from_utf8_lossy(&output.stderr);
-    let last = errors.lines().rfind(|line| !line.trim().is_empty());
-    Err(last.map_or_else(|| output.status.to_string(), |line| line.trim().to_owned()))
+    Err(last_line(&output.stderr).unwrap_or_else(|| output.status.to_string()))
 }
 
 /// Runs a script outside of namespaces, as for the version of a program.
