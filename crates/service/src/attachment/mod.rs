@@ -216,6 +216,9 @@ impl Attachment {
         if self.is_disconnected {
             return Err(daemon_exited_error());
         }
+        if self.empty_polls >= MAX_EMPTY_POLLS {
+            self.drain_wakeups()?;
+        }
         let mut any = false;
         while let Some(words) =
             self.notifications.pop().map_err(|broken| self.disconnect(broken))?
@@ -251,9 +254,6 @@ impl Attachment {
             self.empty_polls = 0;
         } else {
             self.empty_polls += 1;
-            if self.empty_polls >= MAX_EMPTY_POLLS {
-                self.drain_wakeups()?;
-            }
         }
         Ok(any)
     }
@@ -358,12 +358,19 @@ impl Attachment {
         !self.changed.is_empty()
     }
 
-    /// Reads wake-up bytes from the connection. Returns `false` if there were none.
+    /// Reads wake-up bytes from the connection. Returns `false` if there were none. Poll after this
+    /// call: the bytes were perhaps for a notification that has just arrived.
     fn drain_wakeups(&mut self) -> io::Result<bool> {
         (self.empty_polls, self.undrained_sleeps) = (0, 0);
         let mut bytes = [0; 256];
         match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((1.., _)) => Ok(true),
+            Ok((1.., _)) => {
+                if self.sleeping_threads > 0 {
+                    // The bytes do not reach these threads, and the daemon sends one per request.
+                    self.application_sleeps.request();
+                }
+                Ok(true)
+            }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(false),
             _ => Err(self.disconnect(PeerError)),
         }

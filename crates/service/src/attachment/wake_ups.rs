@@ -140,3 +140,19 @@ fn edge_of_another_attachment_is_not_the_end() {
     daemon.attachment.end_edge_triggered_sleep(true).unwrap();
     daemon.attachment.poll().unwrap();
 }
+
+#[test]
+fn thread_that_reads_the_wake_up_of_another_asks_for_the_next_one() {
+    let mut daemon = SleepingDaemon::new();
+    let application_sleeps = daemon.memory.application_sleeps().unwrap();
+    assert!(daemon.attachment.prepare_sleep().unwrap());
+    assert!(application_sleeps.take());
+    daemon.connection.write_all(&[0]).unwrap();
+    // A second thread waits for a reply.
+    for _ in 0..super::MAX_EMPTY_POLLS + 1 {
+        daemon.attachment.poll().unwrap();
+    }
+    let left = rustix::net::recv(&daemon.attachment, &mut [0; 8], RecvFlags::DONTWAIT);
+    assert_eq!(left, Err(rustix::io::Errno::AGAIN));
+    assert!(application_sleeps.is_requested());
+}
