@@ -2,6 +2,14 @@
 
 CARGO ?= cargo
 
+# FEATURES=dpdk lints and tests with DPDK's drivers.
+FEATURES ?=
+ifeq ($(FEATURES),dpdk)
+WORKSPACE = --workspace --features tidegate-device/dpdk,tidegate-cli/dpdk,tidegate-lab/dpdk
+else
+WORKSPACE = --workspace
+endif
+
 .PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs measure-all check-all clean
 
 # Builds the program, target/release/tidegate, the library that `tidegate run` loads, and the
@@ -17,9 +25,9 @@ demo: build
 
 # Runs every test: units, packet scripts, devices and programs in network namespaces.
 test: build
-	@scripts/setup test
-	$(CARGO) test --workspace --locked --no-fail-fast
-	TIDEGATE_TEST_CORES=2 $(CARGO) test --locked --no-fail-fast -p tidegate-cli \
+	@scripts/setup test $(FEATURES)
+	$(CARGO) test $(WORKSPACE) --locked --no-fail-fast
+	TIDEGATE_TEST_CORES=2 $(CARGO) test $(WORKSPACE) --locked --no-fail-fast \
 		--test run_attached --test run_forking --test run_passing --test run_servers
 	@if command -v valgrind >/dev/null; then $(MAKE) --no-print-directory cost; fi
 
@@ -31,11 +39,11 @@ cost: build
 # Checks words, shape, format, lints, documentation, features and BPF objects, as CI does before
 # the tests.
 lint:
-	@scripts/setup lint
+	@scripts/setup lint $(FEATURES)
 	scripts/words
 	scripts/shape
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy $(WORKSPACE) --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
 	$(MAKE) --no-print-directory features
 	$(MAKE) --no-print-directory bpf-check
@@ -47,8 +55,8 @@ features:
 		$(CARGO) clippy --locked --quiet -p tidegate --features "$$feature" -- -D warnings; \
 	done
 
-# Feature dpdk: lints, tests of the devices, and tests of servers, of the router and of the
-# laboratory on DPDK's drivers.
+# What lint and test with FEATURES=dpdk add, alone: tests of the devices, and tests of servers, of
+# the router and of the laboratory on DPDK's drivers.
 DPDK_FLAGS = --locked -p tidegate-device -p tidegate-cli -p tidegate-lab --features dpdk
 dpdk:
 	@scripts/setup dpdk
