@@ -9,6 +9,7 @@ use tidegate_memory::Doorbell;
 use tidegate_memory::lock_meter::LockMeter;
 use tidegate_stack::{Event, OwnAddresses, UdpId};
 
+use super::followers::Followers;
 use super::reader_groups::ReaderGroups;
 use super::recent_wait::RecentWait;
 use crate::types::closed_sockets::ClosedSockets;
@@ -32,7 +33,9 @@ pub(crate) struct EmbeddedCore {
     pub(crate) engine: Engine,
     pub(crate) waiters: Waiters,
     /// Sleeping threads that will run the engine next, each with its latest wake-up time.
-    pub(crate) sleepers: Vec<(Arc<Doorbell>, u64)>,
+    sleepers: Vec<(Arc<Doorbell>, u64)>,
+    /// Threads that leave the device to those sleepers.
+    pub(super) followers: Followers,
     /// Error that ended the threads that drive the engine.
     pub(crate) failure: Option<io::Error>,
     /// True if [`EmbeddedCore::report_queue_levels`] is called before each round.
@@ -64,6 +67,7 @@ impl EmbeddedCore {
             engine,
             waiters: Waiters::default(),
             sleepers: Vec::new(),
+            followers: Followers::default(),
             failure: None,
             reports_queue_levels: false,
             changed_queues: Vec::new(),
@@ -106,19 +110,47 @@ impl EmbeddedCore {
         let (_, _, now_ns) = self.engine.parts();
         let until_ns = timeout_ns.map_or(u64::MAX, |timeout_ns| now_ns.saturating_add(timeout_ns));
         self.sleepers.push((Arc::clone(bell), until_ns));
+        self.followers.set_leaders(self.sleepers.len());
     }
 
     pub(crate) fn leave_sleep(&mut self, bell: &Arc<Doorbell>) {
         self.sleepers.retain(|(other, _)| !Arc::ptr_eq(other, bell));
+        self.followers.set_leaders(self.sleepers.len());
+    }
+
+    /// Registers a thread that leaves the device to another thread. Returns false if it has to lead.
+    pub(super) fn enter_following(&mut self, bell: &Arc<Doorbell>) -> bool {
+        let entered = self.followers.enter(bell);
+        self.followers.set_leaders(self.sleepers.len());
+        entered
+    }
+
+    /// True if the calling thread, whose round has found nothing for it, is to leave the device to
+    /// another thread: to a leader, or to a thread that the round has woken, and that leads when it
+    /// waits again.
+    pub(super) fn is_led(&mut self) -> bool {
+        let (_, _, now_ns) = self.engine.parts();
+        self.followers.on_wait(now_ns);
+        let has_successor = self.waiters.has_rung() && !self.followers.are_absences_long();
+        (has_successor || !self.sleepers.is_empty()) && !self.reader_groups.has_work()
+    }
+
+    /// Called when a thread ends its wait for events.
+    pub(super) fn end_wait(&mut self) {
+        self.wake_for_timers();
+        let (_, _, now_ns) = self.engine.parts();
+        self.followers.on_wait(now_ns);
+        self.followers.on_wait_end(now_ns);
     }
 
     /// Wakes one sleeper if all sleepers would wake up too late for the next timer, or if
     /// loopback frames wait.
     pub(crate) fn wake_for_timers(&self) {
-        let Some((first, _)) = self.sleepers.first() else { return };
+        let first = self.sleepers.first().map(|(first, _)| first);
         if self.engine.has_loopback() {
-            return first.ring();
+            return first.map_or_else(|| self.followers.wake_one(), |first| first.ring());
         }
+        let Some(first) = first else { return };
         let next_ns = self.engine.stack().next_timeout();
         if next_ns.is_some_and(|next_ns| self.sleepers.iter().all(|other| other.1 > next_ns)) {
             first.ring();
@@ -127,6 +159,7 @@ impl EmbeddedCore {
 
     /// Runs one round of the engine, then dispatches its events.
     pub(crate) fn run(&mut self) -> io::Result<usize> {
+        self.waiters.forget_rung();
         let received = self.engine.poll()?;
         self.dispatch_events()?;
         Ok(received)

@@ -68,13 +68,14 @@ impl EmbeddedStack {
             }
             core.run()?;
             if let Some(result) = ready(&mut core) {
-                core.wake_for_timers();
+                core.end_wait();
                 return result;
             }
             if deadline.remaining().is_some_and(|left| left.is_zero()) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            match core.engine.idle_step() {
+            let is_led = core.is_led();
+            match if is_led { IdleStep::Sleep } else { core.engine.idle_step() } {
                 IdleStep::Spin => {}
                 IdleStep::Pause => {
                     drop(core);
@@ -84,7 +85,8 @@ impl EmbeddedStack {
                     let bell = sleeper::thread_bell()?;
                     bell.arm();
                     core.waiters.enter(Arc::clone(&bell), sockets);
-                    let slept = self.sleep(core, &bell, deadline.remaining());
+                    let limit = deadline.remaining();
+                    let slept = self.sleep_as(is_led, core, &bell, limit, &mut PollSleeper);
                     self.lock().waiters.leave(&bell);
                     bell.disarm();
                     slept?;
@@ -144,7 +146,7 @@ impl EmbeddedStack {
                 core.run_for_wait()?;
             }
             if ready(&mut *core) {
-                core.wake_for_timers();
+                core.end_wait();
                 return Ok(true);
             }
             if let Some(failure) = core.failure() {
@@ -155,7 +157,9 @@ impl EmbeddedStack {
                 drop(core);
                 return sleeper.sleep(&[], Some(Duration::ZERO));
             }
-            let step = if has_threads { IdleStep::Sleep } else { core.engine.idle_step() };
+            let is_led = !has_threads && core.is_led();
+            let sleeps = has_threads || is_led;
+            let step = if sleeps { IdleStep::Sleep } else { core.engine.idle_step() };
             if step != IdleStep::Sleep {
                 drop(core);
                 if pauses % PAUSES_PER_SLEEPER_CHECK == 0
@@ -176,7 +180,7 @@ impl EmbeddedStack {
                 drop(core);
                 sleeper.sleep(&[bell.as_fd()], remaining)
             } else {
-                self.sleep_with(core, &bell, remaining, sleeper)
+                self.sleep_as(is_led, core, &bell, remaining, sleeper)
             };
             self.lock().waiters.leave(&bell);
             bell.disarm();
@@ -248,6 +252,25 @@ impl EmbeddedStack {
         limit: Option<Duration>,
     ) -> io::Result<()> {
         self.sleep_with(core, bell, limit, &mut PollSleeper).map(|_| ())
+    }
+
+    /// Sleeps as a follower until `bell` is rung or the timeout expires if the thread `is_led`, else
+    /// like [`EmbeddedStack::sleep_with`].
+    fn sleep_as(
+        &self,
+        is_led: bool,
+        mut core: EmbeddedGuard<'_>,
+        bell: &Arc<Doorbell>,
+        limit: Option<Duration>,
+        sleeper: &mut dyn Sleeper,
+    ) -> io::Result<bool> {
+        if !is_led || !core.enter_following(bell) {
+            return self.sleep_with(core, bell, limit, sleeper);
+        }
+        drop(core);
+        let found = sleeper.sleep(&[bell.as_fd()], limit);
+        self.lock().followers.leave(bell);
+        found
     }
 
     /// Like [`EmbeddedStack::sleep`], through `sleeper`. Returns true if the sleeper found an event
