@@ -224,3 +224,24 @@ fn deferred_frames_leave_with_the_last_call() {
         hosts.wait(&server, Interest::Readable);
     });
 }
+
+#[test]
+fn calls_that_send_nothing_do_not_end_a_deferral() {
+    for_each_family(|hosts, _, b| {
+        let (client, server) = hosts.connect(SocketAddr::new(b, 7));
+        client.set_nodelay(true).unwrap();
+        server.send(b"12345").unwrap();
+        let sources: [(&dyn Source, Interest); 1] = [(&client, Interest::Readable)];
+        assert!(hosts.a.wait(&sources, Some(TIMEOUT), &mut OtherHost(&hosts.b)).unwrap());
+        let sent = || hosts.a.counters().device.transmitted;
+        let before = sent();
+        hosts.a.defer_transmit(2);
+        client.send(b"a").unwrap();
+        assert!((0..5).all(|_| client.recv(&mut [0; 1]).is_ok()));
+        client.send(b"b").unwrap();
+        assert_eq!(sent(), before);
+        client.send(b"c").unwrap();
+        assert!(sent() >= before + 3);
+        hosts.wait(&server, Interest::Readable);
+    });
+}

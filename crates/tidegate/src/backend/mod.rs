@@ -125,7 +125,7 @@ impl Backend {
     /// Defers transmission for the next `calls` calls.
     pub(crate) fn defer_transmit(&self, calls: u32) {
         match self {
-            Self::Embedded { shared, .. } => shared.lock().deferred_calls = calls,
+            Self::Embedded { shared, .. } => shared.lock().defer_transmit(calls),
             #[cfg(feature = "attach")]
             Self::Attached(attached) => attached.defer_wake_ups(calls),
         }

@@ -56,7 +56,9 @@ pub(crate) struct EmbeddedCore {
     /// Ports claimed from the kernel, when the stack shares the kernel's addresses.
     pub(crate) claims: PortClaims,
     /// Number of further calls that leave their frames to a later call.
-    pub(crate) deferred_calls: u32,
+    deferred_calls: u32,
+    /// Frames that those calls have left so far.
+    deferred_frames: usize,
     recent_wait: RecentWait,
 }
 
@@ -78,6 +80,7 @@ impl EmbeddedCore {
             reader_groups: ReaderGroups::new(None),
             claims,
             deferred_calls: 0,
+            deferred_frames: 0,
             recent_wait: RecentWait::default(),
         }
     }
@@ -91,18 +94,27 @@ impl EmbeddedCore {
         Ok(())
     }
 
+    /// Defers transmission for the next `calls` calls that send.
+    pub(crate) fn defer_transmit(&mut self, calls: u32) {
+        self.deferred_calls = calls;
+    }
+
     /// Transmits queued frames, unless transmission was deferred to a later call.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
-        if self.deferred_calls == 0 {
-            return self.engine.flush();
+        if self.deferred_calls > 0 {
+            let (stack, _, _) = self.engine.parts();
+            let waiting = stack.transmit_queue().len();
+            let left_before = std::mem::replace(&mut self.deferred_frames, waiting);
+            // A call that sent nothing does not count.
+            if waiting > left_before {
+                self.deferred_calls -= 1;
+            }
+            if waiting < MAX_DEFERRED_FRAMES {
+                return Ok(());
+            }
         }
-        let (stack, _, _) = self.engine.parts();
-        let waiting = stack.transmit_queue().len();
-        // A call that sent nothing does not count.
-        if waiting > 0 {
-            self.deferred_calls -= 1;
-        }
-        if waiting >= MAX_DEFERRED_FRAMES { self.engine.flush() } else { Ok(()) }
+        self.deferred_frames = 0;
+        self.engine.flush()
     }
 
     /// Registers a sleeping thread that will run the engine after at most `timeout_ns`.
