@@ -1,4 +1,4 @@
-//! Threads that wait for sockets of one embedded stack: one of them sleeps on the device.
+//! Threads that wait for sockets of one stack: one leads, the others follow.
 
 mod two_hosts;
 
@@ -44,7 +44,6 @@ fn echo(net: &Net, address: SocketAddr, permitted: Receiver<()>) -> thread::Join
 
 /// A server with [`THREADS`] threads, on ports from 7000 on, and a client.
 struct Hosts {
-    server: Net,
     ip: &'static str,
     permits: Vec<Sender<()>>,
     client: UdpSocket,
@@ -73,18 +72,19 @@ impl Hosts {
 
 fn on_both_families(check: impl Fn(&Hosts)) {
     for [a, ip] in FAMILIES {
-        let [client, server] = two_hosts::open(1024, |config| config);
-        let (permits, threads): (Vec<_>, Vec<_>) = (0..THREADS)
-            .map(|n| {
-                let (permit, permitted) = channel();
-                (permit, echo(&server, address(ip, 7000 + n), permitted))
-            })
-            .unzip();
-        let hosts = Hosts { server, ip, permits, client: bind(&client, address(a, 0)) };
-        (0..THREADS).for_each(|n| hosts.round_trip(n, b"hello"));
-        check(&hosts);
-        (0..THREADS).for_each(|n| hosts.round_trip(n, b""));
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        two_hosts::in_both_forms(1024, |[client, server]| {
+            let (permits, threads): (Vec<_>, Vec<_>) = (0..THREADS)
+                .map(|n| {
+                    let (permit, permitted) = channel();
+                    (permit, echo(&server, address(ip, 7000 + n), permitted))
+                })
+                .unzip();
+            let hosts = Hosts { ip, permits, client: bind(&client, address(a, 0)) };
+            (0..THREADS).for_each(|n| hosts.round_trip(n, b"hello"));
+            check(&hosts);
+            (0..THREADS).for_each(|n| hosts.round_trip(n, b""));
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
     }
 }
 

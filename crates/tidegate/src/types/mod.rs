@@ -9,6 +9,7 @@ pub(crate) mod datagram;
 pub(crate) mod deadline;
 pub(crate) mod errors;
 pub(crate) mod exchange;
+pub(crate) mod followers;
 pub(crate) mod poll_sets;
 pub(crate) mod readers;
 pub(crate) mod readiness;

@@ -2,8 +2,10 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use tidegate_engine::{IdleConfig, IdleGovernor};
+use tidegate_memory::Doorbell;
 use tidegate_service::Shard;
 use tidegate_service::attachment::{Attachment, SocketType};
 
@@ -13,6 +15,7 @@ use super::shards::Shards;
 use super::socket_number::{listener_id, socket_number, stream_id, udp_id};
 use crate::types::closed_sockets::ClosedSockets;
 use crate::types::exchange::ExchangeBuffers;
+use crate::types::followers::Followers;
 use crate::types::poll_sets::PollSets;
 use crate::types::readiness::Readiness;
 use crate::types::socket_id::SocketId;
@@ -26,6 +29,10 @@ pub(crate) struct AttachedCore {
     pub(super) shards: Shards,
     pub(super) kernel_sockets: KernelSockets,
     pub(super) waiters: Waiters,
+    /// Number of threads that sleep on the wake descriptor.
+    leaders: usize,
+    /// Threads that leave the wake descriptor to those.
+    pub(super) followers: Followers,
     pub(super) poll_sets: PollSets,
     pub(super) tasks: Tasks,
     pub(super) closed_sockets: ClosedSockets,
@@ -62,6 +69,8 @@ impl AttachedCore {
             shards: Shards::default(),
             kernel_sockets: KernelSockets::default(),
             waiters: Waiters::default(),
+            leaders: 0,
+            followers: Followers::default(),
             poll_sets: PollSets::default(),
             tasks: Tasks::default(),
             closed_sockets: ClosedSockets::default(),
@@ -117,6 +126,42 @@ impl AttachedCore {
     #[cfg(feature = "tokio")]
     pub(crate) fn prepare_sleep(&mut self) -> io::Result<bool> {
         self.attachments.prepare_sleep().inspect_err(|_| self.fail())
+    }
+
+    /// Registers a thread that sleeps on the wake descriptor.
+    pub(super) fn enter_leading(&mut self) {
+        self.leaders += 1;
+        self.followers.set_leaders(self.leaders);
+    }
+
+    /// Removes a thread that slept on the wake descriptor.
+    pub(super) fn leave_leading(&mut self) {
+        self.leaders -= 1;
+        self.followers.set_leaders(self.leaders);
+    }
+
+    /// Registers a thread that leaves the wake descriptor to another thread. Returns false if it has
+    /// to lead.
+    pub(super) fn enter_following(&mut self, bell: &Arc<Doorbell>) -> bool {
+        let entered = self.followers.enter(bell);
+        self.followers.set_leaders(self.leaders);
+        entered
+    }
+
+    /// True if the calling thread, which has found nothing for it since
+    /// [`Waiters::forget_rung`], is to leave the wake descriptor to another thread: to a leader, or
+    /// to a thread that it has woken, and that leads when it waits again.
+    pub(super) fn is_led(&self) -> bool {
+        self.leaders > 0 || self.waiters.has_rung() && !self.followers.are_absences_long()
+    }
+
+    /// Forgets the threads of the parent in a forked child. Their doorbells and locks stay with the
+    /// parent's threads, so nothing of them is touched.
+    pub(super) fn forget_threads(&mut self) {
+        self.waiters = Waiters::default();
+        self.tasks = Tasks::default();
+        self.leaders = 0;
+        std::mem::forget(std::mem::take(&mut self.followers));
     }
 
     /// Records that the daemon has exited, and wakes all waiters.

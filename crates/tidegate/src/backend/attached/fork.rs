@@ -7,8 +7,6 @@ use super::core::{AttachedCore, new_idle};
 use super::stack::AttachedStack;
 use crate::backend::guard::StackGuard;
 use crate::types::sleeper;
-use crate::types::tasks::Tasks;
-use crate::types::waiters::Waiters;
 
 /// Fork in progress of an attached process.
 ///
@@ -44,8 +42,7 @@ impl Fork<'_> {
         sleeper::forget_thread_bell();
         // Now, since the child may soon give up to open descriptors. Without a bell a wait fails.
         let _ = sleeper::thread_bell();
-        core.waiters = Waiters::default();
-        core.tasks = Tasks::default();
+        core.forget_threads();
         core.idle = new_idle(0);
         let result = children.map(|heirs| core.attachments = heirs);
         if result.is_err() {

@@ -110,8 +110,10 @@ impl AttachedStack {
             if core.has_daemon_exited {
                 return Ok(None);
             }
+            core.waiters.forget_rung();
             core.attachments.wake_daemon_if_overdue();
             if ready(&mut core) {
+                core.followers.on_wait_end(|| self.now_ns());
                 return Ok(Some(true));
             }
             match core.poll_daemon() {
@@ -120,6 +122,7 @@ impl AttachedStack {
                     let now_ns = self.now_ns();
                     core.idle.on_work(now_ns);
                     if ready(&mut core) {
+                        core.followers.on_wait_end(|| self.now_ns());
                         return Ok(Some(true));
                     }
                 }
@@ -137,7 +140,9 @@ impl AttachedStack {
                 }
                 return sleeper.sleep(&[], Some(Duration::ZERO)).map(Some);
             }
-            let step = match shares_processor {
+            core.followers.on_wait(|| self.now_ns());
+            let is_led = core.is_led();
+            let step = match shares_processor || is_led {
                 // The core can only run while this thread sleeps.
                 true => IdleStep::Sleep,
                 false => core.idle.step(self.now_ns()),
@@ -158,18 +163,19 @@ impl AttachedStack {
                 }
                 continue;
             }
-            match self.sleep(core, sockets, remaining, sleeper)? {
+            match self.sleep(core, is_led, sockets, remaining, sleeper)? {
                 Some(false) => {}
                 ended => return Ok(ended),
             }
         }
     }
 
-    /// Sleeps until the daemon sends a notification for one of the sockets, or for `limit`. Returns
-    /// true if `sleeper` has found an event, and `None` when the daemon has exited.
+    /// Sleeps until the daemon sends a notification for one of the sockets, or for `limit`; as a
+    /// follower of another thread if it `is_led`. Returns true if `sleeper` has found an event, and `None` when the daemon has exited.
     fn sleep(
         &self,
         mut core: StackGuard<'_, AttachedCore>,
+        is_led: bool,
         sockets: &[SocketId],
         limit: Option<Duration>,
         sleeper: &mut dyn Sleeper,
@@ -177,6 +183,16 @@ impl AttachedStack {
         let bell = sleeper::thread_bell()?;
         bell.arm();
         core.waiters.enter(Arc::clone(&bell), sockets);
+        if is_led && core.enter_following(&bell) {
+            drop(core);
+            let found = sleeper.sleep(&[bell.as_fd()], limit);
+            let mut core = self.lock();
+            core.followers.leave(&bell);
+            core.waiters.leave(&bell);
+            bell.disarm();
+            return found.map(Some);
+        }
+        core.enter_leading();
         let prepared = core.attachments.prepare_sleep();
         let wake_fd = Arc::clone(core.attachments.wake_fd());
         drop(core);
@@ -186,6 +202,7 @@ impl AttachedStack {
             Ok(false) | Err(_) => Ok(false),
         };
         let mut core = self.lock();
+        core.leave_leading();
         core.waiters.leave(&bell);
         bell.disarm();
         let woken = core.finish_sleep();

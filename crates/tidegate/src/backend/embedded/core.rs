@@ -9,10 +9,10 @@ use tidegate_memory::Doorbell;
 use tidegate_memory::lock_meter::LockMeter;
 use tidegate_stack::{Event, OwnAddresses, UdpId};
 
-use super::followers::Followers;
 use super::reader_groups::ReaderGroups;
 use super::recent_wait::RecentWait;
 use crate::types::closed_sockets::ClosedSockets;
+use crate::types::followers::Followers;
 use crate::types::poll_sets::PollSets;
 use crate::types::socket_id::SocketId;
 use crate::types::tasks::Tasks;
@@ -142,7 +142,7 @@ impl EmbeddedCore {
     /// waits again.
     pub(super) fn is_led(&mut self) -> bool {
         let (_, _, now_ns) = self.engine.parts();
-        self.followers.on_wait(now_ns);
+        self.followers.on_wait(|| now_ns);
         let has_successor = self.waiters.has_rung() && !self.followers.are_absences_long();
         (has_successor || !self.sleepers.is_empty()) && !self.reader_groups.has_work()
     }
@@ -151,8 +151,7 @@ impl EmbeddedCore {
     pub(super) fn end_wait(&mut self) {
         self.wake_for_timers();
         let (_, _, now_ns) = self.engine.parts();
-        self.followers.on_wait(now_ns);
-        self.followers.on_wait_end(now_ns);
+        self.followers.on_wait_end(|| now_ns);
     }
 
     /// Wakes one sleeper if all sleepers would wake up too late for the next timer, or if

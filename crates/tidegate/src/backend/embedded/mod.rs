@@ -2,7 +2,6 @@
 
 pub(crate) mod core;
 mod exchange;
-mod followers;
 mod ops;
 pub(crate) mod reader_groups;
 pub(crate) mod reader_ring;

@@ -347,3 +347,34 @@ impl Drop for WakeBoost {
         BOOST.with_borrow_mut(PriorityBoost::lower);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tidegate_device::mem::{MemConfig, wire};
+
+    use crate::{AddressProbe, Net, NetConfig, UdpSocket};
+
+    #[test]
+    fn one_of_the_waiting_threads_leads() {
+        let (device, _peer) = wire(&MemConfig::default()).unwrap();
+        let config = NetConfig::new(device)
+            .address("192.0.2.1/24".parse().unwrap())
+            .address_probe(AddressProbe::Off);
+        let net = Net::open(config).unwrap();
+        let sockets: Vec<_> =
+            (0..5).map(|n| UdpSocket::bind(&net, ("192.0.2.1", 7000 + n)).unwrap()).collect();
+        let sleeping = || net.embedded().unwrap().lock().followers.sleeping();
+        std::thread::scope(|scope| {
+            for socket in &sockets {
+                scope.spawn(|| socket.recv_from(&mut [0; 16]).unwrap());
+            }
+            while sleeping() != (1, 4) {
+                std::thread::yield_now();
+            }
+            for (n, socket) in sockets.iter().enumerate() {
+                socket.send_to(b"end", ("192.0.2.1", 7000 + n as u16)).unwrap();
+            }
+        });
+        assert_eq!(sleeping(), (0, 0));
+    }
+}

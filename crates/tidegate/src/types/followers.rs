@@ -1,6 +1,6 @@
-//! Leader and followers: of the threads that wait for sockets, one sleeps on the device and runs the
-//! stack, and the others, its followers, sleep on their doorbells until the leader finds something
-//! for them. If all slept on the device, each packet would wake all.
+//! Leader and followers: of the threads that wait for sockets, one sleeps on the device, or on the
+//! daemon's notifications, and the others, its followers, sleep on their doorbells until the leader
+//! finds something for them. If all slept on the device, each packet would wake all.
 //!
 //! A leader that leaves its wait need not wake a follower: most threads come back in a moment, and
 //! lead again. A watch thread wakes a follower if no thread has led for [`MAX_ABSENCE`].
@@ -29,7 +29,7 @@ thread_local! {
 
 /// Threads that wait without leading.
 #[derive(Default)]
-pub(super) struct Followers {
+pub(crate) struct Followers {
     shared: Arc<Shared>,
     /// Mean time between two waits of a thread.
     absence_ns: u64,
@@ -56,7 +56,7 @@ struct State {
 impl Followers {
     /// Adds a thread that sleeps on `bell` only. Returns false if the thread has to lead, since the
     /// process cannot have a watch thread.
-    pub(super) fn enter(&mut self, bell: &Arc<Doorbell>) -> bool {
+    pub(crate) fn enter(&mut self, bell: &Arc<Doorbell>) -> bool {
         if !self.start_watch() {
             return false;
         }
@@ -65,13 +65,13 @@ impl Followers {
     }
 
     /// Removes a thread.
-    pub(super) fn leave(&mut self, bell: &Arc<Doorbell>) {
+    pub(crate) fn leave(&mut self, bell: &Arc<Doorbell>) {
         self.shared.lock().sleeping.retain(|other| !Arc::ptr_eq(other, bell));
     }
 
     /// Counts the leaders that sleep now. Without one, the watch thread wakes a follower after
     /// [`MAX_ABSENCE`].
-    pub(super) fn set_leaders(&mut self, leaders: usize) {
+    pub(crate) fn set_leaders(&mut self, leaders: usize) {
         self.shared.leaders.store(leaders, Ordering::Release);
         if leaders == 0 && self.has_watch {
             self.shared.watch();
@@ -79,16 +79,16 @@ impl Followers {
     }
 
     /// Wakes the follower that slept last, if there is any.
-    pub(super) fn wake_one(&self) {
+    pub(crate) fn wake_one(&self) {
         if let Some(bell) = self.shared.lock().sleeping.last() {
             bell.ring();
         }
     }
 
-    /// Records that this thread waits, as long as threads follow.
-    pub(super) fn on_wait(&mut self, now_ns: u64) {
+    /// Records that this thread waits, once threads have followed.
+    pub(crate) fn on_wait(&mut self, now_ns: impl FnOnce() -> u64) {
         if let Some(end_ns) = self.has_watch.then(|| WAIT_END_NS.take()).flatten() {
-            let absence_ns = now_ns.saturating_sub(end_ns);
+            let absence_ns = now_ns().saturating_sub(end_ns);
             self.absence_ns -= self.absence_ns >> MEAN_SHIFT;
             self.absence_ns += absence_ns >> MEAN_SHIFT;
         }
@@ -96,10 +96,12 @@ impl Followers {
 
     /// Records that this thread ends its wait, and wakes a follower to lead if the threads come
     /// back late.
-    pub(super) fn on_wait_end(&mut self, now_ns: u64) {
+    pub(crate) fn on_wait_end(&mut self, now_ns: impl FnOnce() -> u64) {
         if !self.has_watch {
             return;
         }
+        let now_ns = now_ns();
+        self.on_wait(|| now_ns);
         WAIT_END_NS.set(Some(now_ns));
         if self.are_absences_long() && self.shared.leaders.load(Ordering::Relaxed) == 0 {
             self.wake_one();
@@ -107,7 +109,7 @@ impl Followers {
     }
 
     /// True if threads come back late after their waits.
-    pub(super) fn are_absences_long(&self) -> bool {
+    pub(crate) fn are_absences_long(&self) -> bool {
         self.absence_ns > MAX_SHORT_ABSENCE_NS
     }
 
@@ -159,37 +161,60 @@ impl Shared {
 }
 
 #[cfg(test)]
+impl Followers {
+    /// Numbers of leaders and of followers that sleep.
+    pub(crate) fn sleeping(&self) -> (usize, usize) {
+        (self.shared.leaders.load(Ordering::Relaxed), self.shared.lock().sleeping.len())
+    }
+}
+
+#[cfg(test)]
 mod tests {
-    use tidegate_device::mem::{MemConfig, wire};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
-    use crate::{AddressProbe, Net, NetConfig, UdpSocket};
+
+    fn follow(followers: &mut Followers) -> Arc<Doorbell> {
+        let bell = Arc::new(Doorbell::new().unwrap());
+        bell.arm();
+        assert!(followers.enter(&bell));
+        bell
+    }
+
+    fn is_rung(bell: &Doorbell, seconds: i64) -> bool {
+        let limit = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&limit)).unwrap() > 0
+    }
 
     #[test]
-    fn one_of_the_waiting_threads_leads() {
-        let (device, _peer) = wire(&MemConfig::default()).unwrap();
-        let config = NetConfig::new(device)
-            .address("192.0.2.1/24".parse().unwrap())
-            .address_probe(AddressProbe::Off);
-        let net = Net::open(config).unwrap();
-        let sockets: Vec<_> =
-            (0..5).map(|n| UdpSocket::bind(&net, ("192.0.2.1", 7000 + n)).unwrap()).collect();
-        let waiting = || {
-            let core = net.embedded().unwrap().lock();
-            let shared = &core.followers.shared;
-            (shared.leaders.load(Ordering::Relaxed), shared.lock().sleeping.len())
+    fn watch_wakes_a_follower_when_no_thread_leads() {
+        let mut followers = Followers::default();
+        followers.set_leaders(1);
+        let bells = [follow(&mut followers), follow(&mut followers)];
+        followers.set_leaders(0);
+        assert!(is_rung(&bells[1], 20), "the one that slept last");
+        followers.leave(&bells[1]);
+        assert!(is_rung(&bells[0], 20), "still nobody leads");
+    }
+
+    #[test]
+    fn end_of_a_wait_wakes_a_follower_once_threads_come_back_late() {
+        let mut followers = Followers::default();
+        followers.set_leaders(1);
+        let bell = follow(&mut followers);
+        let mut now_ns = 0;
+        let mut end_wait = |followers: &mut Followers, absence_ns| {
+            now_ns += absence_ns;
+            followers.on_wait_end(|| now_ns);
         };
-        std::thread::scope(|scope| {
-            for socket in &sockets {
-                scope.spawn(|| socket.recv_from(&mut [0; 16]).unwrap());
-            }
-            while waiting() != (1, 4) {
-                std::thread::yield_now();
-            }
-            for (n, socket) in sockets.iter().enumerate() {
-                socket.send_to(b"end", ("192.0.2.1", 7000 + n as u16)).unwrap();
-            }
-        });
-        assert_eq!(waiting(), (0, 0));
+        end_wait(&mut followers, 0);
+        (0..100).for_each(|_| end_wait(&mut followers, MAX_SHORT_ABSENCE_NS / 2));
+        assert!(!followers.are_absences_long());
+        (0..100).for_each(|_| end_wait(&mut followers, 2 * MAX_SHORT_ABSENCE_NS));
+        assert!(followers.are_absences_long());
+        assert!(!is_rung(&bell, 0), "a thread leads");
+        followers.shared.leaders.store(0, Ordering::Relaxed);
+        end_wait(&mut followers, 0);
+        assert!(is_rung(&bell, 0));
     }
 }
