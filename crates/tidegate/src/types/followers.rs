@@ -3,7 +3,7 @@
 //! finds something for them. If all slept on the device, each packet would wake all.
 //!
 //! A leader that leaves its wait need not wake a follower: most threads come back in a moment, and
-//! lead again. A watch thread wakes a follower if no thread has led for [`MAX_ABSENCE`].
+//! lead again. A watch thread wakes a follower if no thread has led between two of its looks.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use tidegate_memory::Doorbell;
 
-/// Time after which the watch thread wakes a follower to lead.
-const MAX_ABSENCE: Duration = Duration::from_millis(1);
+/// Time between two looks of the watch thread.
+const WATCH_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Mean time between two waits of a thread, above which a thread that leaves its wait wakes a
 /// follower to lead: the wake-up costs less than the packets' delay.
@@ -43,6 +43,8 @@ struct Shared {
     changed: Condvar,
     /// Number of threads that sleep as leaders.
     leaders: AtomicUsize,
+    /// Number of times that a thread has begun to lead.
+    turns: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -69,10 +71,13 @@ impl Followers {
         self.shared.lock().sleeping.retain(|other| !Arc::ptr_eq(other, bell));
     }
 
-    /// Counts the leaders that sleep now. Without one, the watch thread wakes a follower after
-    /// [`MAX_ABSENCE`].
+    /// Counts the leaders that sleep now. Without one, the watch thread wakes a follower after one to
+    /// two [`WATCH_INTERVAL`]s.
     pub(crate) fn set_leaders(&mut self, leaders: usize) {
-        self.shared.leaders.store(leaders, Ordering::Release);
+        let before = self.shared.leaders.swap(leaders, Ordering::AcqRel);
+        if leaders > before {
+            self.shared.turns.fetch_add(1, Ordering::Relaxed);
+        }
         if leaders == 0 && self.has_watch {
             self.shared.watch();
         }
@@ -139,20 +144,25 @@ impl Shared {
     fn watch(&self) {
         let mut state = self.lock();
         if !state.sleeping.is_empty() && !std::mem::replace(&mut state.is_watching, true) {
+            drop(state);
             self.changed.notify_one();
         }
     }
 
     fn run_watch(&self) {
+        let mut turns_before = 0;
         let mut state = self.lock();
         while !state.is_over {
             if !state.is_watching {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let waited = self.changed.wait_timeout(state, MAX_ABSENCE);
+            let waited = self.changed.wait_timeout(state, WATCH_INTERVAL);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let turns = self.turns.load(Ordering::Relaxed);
+            let has_changed = std::mem::replace(&mut turns_before, turns) != turns;
             match state.sleeping.last() {
+                Some(_) if has_changed => {}
                 Some(bell) if self.leaders.load(Ordering::Acquire) == 0 => bell.ring(),
                 _ => state.is_watching = false,
             }
