@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::time::Instant;
 
+use super::arrivals::Arrivals;
 use super::{
     ConnectionOps, ConnectionSet, Exchange, ExpectedResponse, TcpLoadConfig, TcpLoadReport,
     Transaction,
@@ -62,7 +63,10 @@ pub(super) struct TcpLoad<'c> {
     due_requests: VecDeque<u64>,
     /// Connections without a request.
     idle_slots: VecDeque<usize>,
-    next_due_ns: u64,
+    /// Due times of further requests, in an open loop.
+    arrivals: Option<Arrivals>,
+    /// All connections are established, and requests begin.
+    has_begun: bool,
     latencies: LatencyHistogram,
     connect_latencies: LatencyHistogram,
     sent_bytes: u64,
@@ -89,7 +93,8 @@ impl<'c> TcpLoad<'c> {
             established: 0,
             due_requests: VecDeque::new(),
             idle_slots: VecDeque::new(),
-            next_due_ns: 0,
+            arrivals: None,
+            has_begun: false,
             latencies: LatencyHistogram::default(),
             connect_latencies: LatencyHistogram::default(),
             sent_bytes: 0,
@@ -138,7 +143,8 @@ impl<'c> TcpLoad<'c> {
         let began_ns = self.now_ns();
         let from_ns = began_ns + (self.config.warm_up_seconds * 1e9) as u64;
         let until_ns = from_ns + (self.config.seconds * 1e9) as u64;
-        self.next_due_ns = began_ns;
+        self.arrivals = self.config.rate_per_second.map(|rate| Arrivals::new(rate, began_ns));
+        self.has_begun = true;
         connections.with_ops(&mut |ops| self.start_all(ops, began_ns))?;
         self.run_until(connections, from_ns)?;
         self.reset_counts();
@@ -220,12 +226,11 @@ impl<'c> TcpLoad<'c> {
                 return Ok(());
             }
             let mut wait_ns = MAX_WAIT_NS.min(until_ns - now_ns);
-            if let Some(rate) = self.config.rate_per_second {
-                while self.next_due_ns <= now_ns {
-                    self.due_requests.push_back(self.next_due_ns);
-                    self.next_due_ns += ((1e9 / rate) as u64).max(1);
+            if let Some(arrivals) = &mut self.arrivals {
+                while arrivals.next_ns() <= now_ns {
+                    self.due_requests.push_back(arrivals.take());
                 }
-                wait_ns = wait_ns.min(self.next_due_ns - now_ns);
+                wait_ns = wait_ns.min(arrivals.next_ns() - now_ns);
             }
             if self.can_start_request() {
                 connections.with_ops(&mut |ops| self.start_due_requests(ops))?;
@@ -322,8 +327,7 @@ impl<'c> TcpLoad<'c> {
         self.connect_latencies.record(self.now_ns() - started_ns);
         self.slots[slot].phase = ConnectionPhase::Idle;
         self.set_write_interest(ops, slot, false)?;
-        let is_opening = self.next_due_ns == 0;
-        if self.config.connection_per_request || !is_opening {
+        if self.config.connection_per_request || self.has_begun {
             self.start_request(ops, slot, due_ns)?;
         }
         Ok(())

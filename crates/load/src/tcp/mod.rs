@@ -5,6 +5,7 @@
 //! have scheduled times and latency counts from these times, so a stall counts for every request
 //! that it delays.
 
+mod arrivals;
 mod embedded;
 mod generator;
 mod kernel;
