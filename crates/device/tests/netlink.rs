@@ -130,6 +130,11 @@ fn lists_neighbours_with_their_state() {
             mac: Some(MacAddr(DEVICE_MAC)),
             state: NeighbourState::Permanent,
         }));
+        let one = netlink::neighbour(index, address(neighbour)).unwrap();
+        assert_eq!(one.map(|one| one.mac), Some(Some(MacAddr(DEVICE_MAC))));
+    }
+    for unknown in ["10.9.0.99", "fd09::99"] {
+        assert!(netlink::neighbour(index, address(unknown)).is_err());
     }
 }
 

@@ -31,8 +31,8 @@ pub struct KernelNeighbours {
     interface: u32,
     resolver: Option<NeighbourResolver>,
     monitor: Monitor,
-    /// Neighbours of the initial table that the stack has not received yet.
-    initial: Vec<Neighbour>,
+    /// Neighbours of the table that the stack has not received yet.
+    known: Vec<Neighbour>,
     next_check_ns: u64,
     pending_until_ns: Option<u64>,
     requested: bool,
@@ -52,12 +52,12 @@ impl KernelNeighbours {
     ) -> Result<Self, NetlinkError> {
         // Subscribe before reading the table: a change in between is seen twice, not missed.
         let monitor = Monitor::open()?;
-        let initial = netlink::neighbours(interface)?;
+        let known = netlink::neighbours(interface)?;
         Ok(Self {
             interface,
             resolver,
             monitor,
-            initial,
+            known,
             next_check_ns: 0,
             pending_until_ns: None,
             requested: false,
@@ -68,8 +68,18 @@ impl KernelNeighbours {
     /// Asks the kernel to resolve an address; the reply arrives as a table change. The stack
     /// repeats lost requests.
     pub(crate) fn resolve(&mut self, address: IpAddr) {
-        self.requested = true;
         self.next_check_ns = 0;
+        // An entry that the kernel's own traffic confirms, or that was set by hand, stays valid
+        // without a change. A request would make a dynamic entry of one that was set by hand.
+        let entry = netlink::neighbour(self.interface, address).ok().flatten();
+        if let Some(known) = entry.filter(|entry| entry.state.is_usable() && entry.mac.is_some()) {
+            let is_confirmed = known.state != NeighbourState::Stale;
+            self.known.push(known);
+            if is_confirmed {
+                return;
+            }
+        }
+        self.requested = true;
         if let Some(resolver) = &mut self.resolver {
             return resolver(address);
         }
@@ -103,7 +113,7 @@ impl KernelNeighbours {
         let interval_ns =
             self.pending_until_ns.map_or(CHECK_INTERVAL_NS, |_| PENDING_CHECK_INTERVAL_NS);
         self.next_check_ns = now_ns + interval_ns;
-        for neighbour in self.initial.drain(..) {
+        for neighbour in self.known.drain(..) {
             update_stack(now_ns, stack, arena, &neighbour);
         }
         while let Some(change) = self.monitor.poll_change()? {
@@ -159,5 +169,60 @@ fn update_stack(now_ns: u64, stack: &mut Stack, arena: &mut Arena, neighbour: &N
 impl AsFd for KernelNeighbours {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.monitor.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use tidegate_device::mem::{MemConfig, wire};
+    use tidegate_device::netlink::Interface;
+
+    use super::*;
+    use crate::{NetConfig, open};
+
+    const NAMESPACE: &str = "TIDEGATE_TEST_NAMESPACE";
+
+    fn ip(arguments: &str) {
+        let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
+        assert!(status.success(), "ip {arguments}");
+    }
+
+    /// The kernel keeps an entry valid that its own traffic confirms, and reports no change of it.
+    #[test]
+    fn valid_entry_of_the_kernel_answers_a_request() {
+        if std::env::var_os(NAMESPACE).is_none() {
+            let test = "neighbours::tests::valid_entry_of_the_kernel_answers_a_request";
+            let mut again = Command::new("unshare");
+            again.arg("-rn").arg(std::env::current_exe().unwrap()).args(["--exact", test]);
+            let output = again.env(NAMESPACE, "1").output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        ip("link add tg0 type veth peer name tg1");
+        ip("link set tg0 up");
+        let index = Interface::by_name("tg0").unwrap().index;
+        let (device, _peer) = wire(&MemConfig::default()).unwrap();
+        let config = NetConfig::new(device)
+            .address("192.0.2.1/24".parse().unwrap())
+            .address("2001:db8::1/64".parse().unwrap());
+        let mut engine = open(config).unwrap().0;
+        let (stack, arena, _) = engine.parts();
+        for address in ["192.0.2.2", "2001:db8::2"] {
+            ip(&format!("neigh add {address} lladdr 02:00:00:00:00:02 nud permanent dev tg0"));
+            let address: IpAddr = address.parse().unwrap();
+            let mut neighbours = KernelNeighbours::follow(index, None).unwrap();
+            neighbours.update(0, stack, arena).unwrap();
+            let mac = stack.neighbour(address);
+            assert!(mac.is_some());
+            stack.set_neighbour(0, address, None, arena);
+            neighbours.resolve(address);
+            neighbours.update(0, stack, arena).unwrap();
+            assert_eq!(stack.neighbour(address), mac);
+            let entry = netlink::neighbour(index, address).unwrap().unwrap();
+            assert_eq!(entry.state, NeighbourState::Permanent, "it stays as it was set");
+        }
     }
 }

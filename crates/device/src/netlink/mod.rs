@@ -398,6 +398,33 @@ pub fn neighbours(index: u32) -> Result<Vec<Neighbour>, NetlinkError> {
     Ok(found.filter(|&(at, _)| at == index).map(|(_, neighbour)| neighbour).collect())
 }
 
+/// The kernel's entry of one neighbour on an interface.
+///
+/// # Errors
+/// When netlink is not available, or the kernel has no such entry, or is older than Linux 5.0.
+pub fn neighbour(index: u32, address: IpAddr) -> Result<Option<Neighbour>, NetlinkError> {
+    let request = RouteNetlinkMessage::GetNeighbour(message_about(index, address));
+    let answer = Socket::open(0)?.get("read a neighbour", request)?;
+    Ok(answer.into_iter().find_map(|message| match message {
+        RouteNetlinkMessage::NewNeighbour(found) => neighbour_from(&found).map(|(_, found)| found),
+        _ => None,
+    }))
+}
+
+fn message_about(index: u32, address: IpAddr) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    message.header.ifindex = index;
+    message.attributes.push(NeighbourAttribute::Destination(match address {
+        IpAddr::V4(v4) => NeighbourAddress::Inet(v4),
+        IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
+    }));
+    message
+}
+
 fn neighbour_from(message: &NeighbourMessage) -> Option<(u32, Neighbour)> {
     let mut address = None;
     let mut mac = None;
@@ -436,16 +463,7 @@ fn neighbour_from(message: &NeighbourMessage) -> Option<(u32, Neighbour)> {
 /// # Errors
 /// Without CAP_NET_ADMIN, or when the interface is gone or down.
 pub fn resolve(index: u32, address: IpAddr) -> Result<(), NetlinkError> {
-    let mut message = NeighbourMessage::default();
-    message.header.family = match address {
-        IpAddr::V4(_) => AddressFamily::Inet,
-        IpAddr::V6(_) => AddressFamily::Inet6,
-    };
-    message.header.ifindex = index;
+    let mut message = message_about(index, address);
     message.header.flags = NeighbourFlags::Use;
-    message.attributes.push(NeighbourAttribute::Destination(match address {
-        IpAddr::V4(v4) => NeighbourAddress::Inet(v4),
-        IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
-    }));
     Socket::open(0)?.command("resolve a neighbour", RouteNetlinkMessage::NewNeighbour(message))
 }

@@ -75,6 +75,17 @@ impl Socket {
         Ok(())
     }
 
+    /// Requests one entry of a table.
+    pub fn get(
+        &mut self,
+        what: &'static str,
+        request: RouteNetlinkMessage,
+    ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+        let fail = |source| NetlinkError::Request { what, source };
+        self.send(request, NLM_F_REQUEST | NLM_F_ACK).map_err(fail)?;
+        self.read_reply().map_err(fail).map(Option::unwrap_or_default)
+    }
+
     /// Number of messages that were skipped since they could not be parsed: a newer kernel may send
     /// attributes that this version does not know.
     pub fn unreadable(&self) -> u64 {

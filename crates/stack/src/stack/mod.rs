@@ -420,6 +420,11 @@ impl Stack {
         }
     }
 
+    /// Hardware address of a neighbour, if known.
+    pub fn neighbour(&self, ip: IpAddr) -> Option<MacAddr> {
+        self.interface.neighbours.mac(ip)
+    }
+
     /// Excludes the ports for which `is_reserved` returns true from ephemeral port selection: for
     /// stacks that share their addresses.
     pub fn set_reserved_ports(
