@@ -68,11 +68,7 @@ impl Socket {
         what: &'static str,
         request: RouteNetlinkMessage,
     ) -> Result<(), NetlinkError> {
-        let fail = |source| NetlinkError::Request { what, source };
-        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
-        self.send(request, flags).map_err(fail)?;
-        self.read_reply().map_err(fail)?;
-        Ok(())
+        self.request(what, request, NLM_F_CREATE | NLM_F_REPLACE).map(|_| ())
     }
 
     /// Requests one entry of a table.
@@ -81,8 +77,18 @@ impl Socket {
         what: &'static str,
         request: RouteNetlinkMessage,
     ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+        self.request(what, request, 0)
+    }
+
+    /// Sends a request with these flags. Returns what precedes the kernel's acknowledgement.
+    fn request(
+        &mut self,
+        what: &'static str,
+        request: RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
         let fail = |source| NetlinkError::Request { what, source };
-        self.send(request, NLM_F_REQUEST | NLM_F_ACK).map_err(fail)?;
+        self.send(request, NLM_F_REQUEST | NLM_F_ACK | flags).map_err(fail)?;
         self.read_reply().map_err(fail).map(Option::unwrap_or_default)
     }
 

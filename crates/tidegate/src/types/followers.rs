@@ -63,6 +63,9 @@ impl Followers {
             return false;
         }
         self.shared.lock().sleeping.push(Arc::clone(bell));
+        if !self.has_leader() {
+            self.shared.watch();
+        }
         true
     }
 
@@ -108,13 +111,23 @@ impl Followers {
         let now_ns = now_ns();
         self.on_wait(|| now_ns);
         WAIT_END_NS.set(Some(now_ns));
-        if self.are_absences_long() && self.shared.leaders.load(Ordering::Relaxed) == 0 {
+        if self.are_absences_long() && !self.has_leader() {
             self.wake_one();
         }
     }
 
+    /// True if a thread that has found nothing for it is to follow: a leader, or a thread that it
+    /// `has_rung`, and that leads when it waits again.
+    pub(crate) fn are_led(&self, has_rung: bool) -> bool {
+        self.has_leader() || has_rung && !self.are_absences_long()
+    }
+
+    fn has_leader(&self) -> bool {
+        self.shared.leaders.load(Ordering::Relaxed) > 0
+    }
+
     /// True if threads come back late after their waits.
-    pub(crate) fn are_absences_long(&self) -> bool {
+    fn are_absences_long(&self) -> bool {
         self.absence_ns > MAX_SHORT_ABSENCE_NS
     }
 

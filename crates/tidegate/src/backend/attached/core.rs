@@ -2,10 +2,8 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
 use tidegate_engine::{IdleConfig, IdleGovernor};
-use tidegate_memory::Doorbell;
 use tidegate_service::Shard;
 use tidegate_service::attachment::{Attachment, SocketType};
 
@@ -138,21 +136,6 @@ impl AttachedCore {
     pub(super) fn leave_leading(&mut self) {
         self.leaders -= 1;
         self.followers.set_leaders(self.leaders);
-    }
-
-    /// Registers a thread that leaves the wake descriptor to another thread. Returns false if it has
-    /// to lead.
-    pub(super) fn enter_following(&mut self, bell: &Arc<Doorbell>) -> bool {
-        let entered = self.followers.enter(bell);
-        self.followers.set_leaders(self.leaders);
-        entered
-    }
-
-    /// True if the calling thread, which has found nothing for it since
-    /// [`Waiters::forget_rung`], is to leave the wake descriptor to another thread: to a leader, or
-    /// to a thread that it has woken, and that leads when it waits again.
-    pub(super) fn is_led(&self) -> bool {
-        self.leaders > 0 || self.waiters.has_rung() && !self.followers.are_absences_long()
     }
 
     /// Forgets the threads of the parent in a forked child. Their doorbells and locks stay with the

@@ -141,7 +141,7 @@ impl AttachedStack {
                 return sleeper.sleep(&[], Some(Duration::ZERO)).map(Some);
             }
             core.followers.on_wait(|| self.now_ns());
-            let is_led = core.is_led();
+            let is_led = core.followers.are_led(core.waiters.has_rung());
             let step = match shares_processor || is_led {
                 // The core can only run while this thread sleeps.
                 true => IdleStep::Sleep,
@@ -171,7 +171,8 @@ impl AttachedStack {
     }
 
     /// Sleeps until the daemon sends a notification for one of the sockets, or for `limit`; as a
-    /// follower of another thread if it `is_led`. Returns true if `sleeper` has found an event, and `None` when the daemon has exited.
+    /// follower of another thread if it `is_led`. Returns true if `sleeper` has found an event, and
+    /// `None` when the daemon has exited.
     fn sleep(
         &self,
         mut core: StackGuard<'_, AttachedCore>,
@@ -183,7 +184,7 @@ impl AttachedStack {
         let bell = sleeper::thread_bell()?;
         bell.arm();
         core.waiters.enter(Arc::clone(&bell), sockets);
-        if is_led && core.enter_following(&bell) {
+        if is_led && core.followers.enter(&bell) {
             drop(core);
             let found = sleeper.sleep(&[bell.as_fd()], limit);
             let mut core = self.lock();

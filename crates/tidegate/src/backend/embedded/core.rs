@@ -130,21 +130,12 @@ impl EmbeddedCore {
         self.followers.set_leaders(self.sleepers.len());
     }
 
-    /// Registers a thread that leaves the device to another thread. Returns false if it has to lead.
-    pub(super) fn enter_following(&mut self, bell: &Arc<Doorbell>) -> bool {
-        let entered = self.followers.enter(bell);
-        self.followers.set_leaders(self.sleepers.len());
-        entered
-    }
-
     /// True if the calling thread, whose round has found nothing for it, is to leave the device to
-    /// another thread: to a leader, or to a thread that the round has woken, and that leads when it
-    /// waits again.
+    /// another thread.
     pub(super) fn is_led(&mut self) -> bool {
         let (_, _, now_ns) = self.engine.parts();
         self.followers.on_wait(|| now_ns);
-        let has_successor = self.waiters.has_rung() && !self.followers.are_absences_long();
-        (has_successor || !self.sleepers.is_empty()) && !self.reader_groups.has_work()
+        self.followers.are_led(self.waiters.has_rung()) && !self.reader_groups.has_work()
     }
 
     /// Called when a thread ends its wait for events.

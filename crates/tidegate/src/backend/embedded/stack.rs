@@ -264,7 +264,7 @@ impl EmbeddedStack {
         limit: Option<Duration>,
         sleeper: &mut dyn Sleeper,
     ) -> io::Result<bool> {
-        if !is_led || !core.enter_following(bell) {
+        if !is_led || !core.followers.enter(bell) {
             return self.sleep_with(core, bell, limit, sleeper);
         }
         drop(core);
