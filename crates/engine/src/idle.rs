@@ -43,7 +43,7 @@ pub struct IdleConfig {
 
 impl Default for IdleConfig {
     fn default() -> Self {
-        // A sleep and a wake-up cost some 8 us of processor time. Longer gaps are slept through.
+        // Longer gaps are slept through: to busy-poll them takes the whole processor.
         Self { spin_ns: 5_000, pause_ns: 15_000, max_gap_ns: 30_000, max_linger_ns: 5_000_000 }
     }
 }
