@@ -206,23 +206,33 @@ pub(crate) unsafe fn write_buffers<'a>(
 /// # Safety
 /// The lengths in the message are valid.
 pub(crate) unsafe fn passed_fds(message: &msghdr) -> Vec<c_int> {
+    // SAFETY: guaranteed by the caller.
+    let mut all = unsafe { control_messages(message) };
+    all.retain(|one| (one.level, one.kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS));
+    let numbers = all.iter().flat_map(|one| one.data.as_chunks().0);
+    numbers.map(|&bytes| c_int::from_ne_bytes(bytes)).collect()
+}
+
+/// Control messages that an application passes to send, or that the kernel has received.
+///
+/// # Safety
+/// The lengths in the message are valid.
+pub(crate) unsafe fn control_messages(message: &msghdr) -> Vec<ControlMessage> {
     let mut all = Vec::new();
     // SAFETY: the C library's macros for control messages stay within their lengths.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while let Some(one) = header.as_ref() {
-            if (one.cmsg_level, one.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                let bytes = one.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
-                let fds = libc::CMSG_DATA(header).cast::<c_int>();
-                all.extend((0..bytes / size_of::<c_int>()).map(|at| fds.add(at).read_unaligned()));
-            }
+            let bytes = one.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+            let data = std::slice::from_raw_parts(libc::CMSG_DATA(header), bytes).to_vec();
+            all.push(ControlMessage { level: one.cmsg_level, kind: one.cmsg_type, data });
             header = libc::CMSG_NXTHDR(message, header);
         }
     }
     all
 }
 
-/// Control message of received data.
+/// Control message of received data, or of data to be sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ControlMessage {
     pub(crate) level: c_int,

@@ -52,4 +52,5 @@ pub use tcp::{
 };
 pub use udp::{
     Datagram, DatagramInfo, InPlaceRequest, QUEUE_FILL_SCALE, UdpId, UdpOptions, UdpRequest,
+    UdpSendOptions,
 };

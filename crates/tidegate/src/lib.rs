@@ -76,6 +76,7 @@ pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_stack::{
     AddressConflict, AddressOwnership, AddressProbe, CongestionControl, Counters, InPlaceRequest,
     Keepalive, Limits, RecoveryPhase, Route, TcpInfo, TcpOptions, TcpState, TcpTraffic, UdpOptions,
+    UdpSendOptions,
     UdpRequest, UnreachableReason,
 };
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};

@@ -5,6 +5,7 @@ pub(crate) mod install;
 pub(crate) mod linger;
 pub(crate) mod moving;
 pub(crate) mod options;
+mod receive_time;
 mod tcp;
 pub(crate) mod tcp_info;
 pub(crate) mod transfer;
@@ -78,6 +79,7 @@ pub(crate) struct Udp {
     pub(crate) is_connected: AtomicBool,
     /// Datagrams are not fragmented (`IP_MTU_DISCOVER`).
     dont_fragment: AtomicBool,
+    pub(crate) receive_time: receive_time::ReceiveTime,
 }
 
 /// Timeout in milliseconds; 0 is none.

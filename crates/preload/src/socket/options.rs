@@ -71,6 +71,19 @@ pub(crate) fn bind_any_port(fd: i32, is_v6: bool) -> Option<u16> {
     }
 }
 
+/// Makes the kernel release the port of a TCP socket, unless the application chose the port: it does so
+/// where a listener is disconnected.
+pub(crate) fn release_unchosen_port(fd: i32) {
+    let no_family = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    let len = size_of::<libc::sockaddr>() as socklen_t;
+    // SAFETY: the address has `len` bytes.
+    unsafe {
+        if real::listen(fd, 0) == 0 {
+            real::connect(fd, &raw const no_family, len);
+        }
+    }
+}
+
 /// Protocol of a kernel socket, and true for IPv6. `None` for sockets that are neither TCP nor
 /// UDP.
 pub(crate) fn protocol_and_family(fd: i32) -> Option<(Protocol, bool)> {
@@ -139,6 +152,11 @@ fn default_buffer_bytes(protocol: Protocol, name: c_int) -> Option<c_int> {
             value
         }
     })
+}
+
+/// True if the application has set this buffer size (`SO_SNDBUF` or `SO_RCVBUF`) of a TCP socket.
+pub(crate) fn has_chosen_buffer_bytes(fd: i32, name: c_int) -> bool {
+    chosen_buffer_bytes(fd, Protocol::Tcp, name).is_some()
 }
 
 /// Buffer size in bytes, if the application has set one. The kernel stores twice the value.

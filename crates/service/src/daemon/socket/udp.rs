@@ -110,8 +110,8 @@ fn send(
         }
         let mut head = [0; HEADER_BYTES];
         from_app.peek(0, &mut head)?;
-        let DatagramHeader { len, remote, local, .. } =
-            DatagramHeader::from_bytes(&head).ok_or(PeerError)?;
+        let header = DatagramHeader::from_bytes(&head).ok_or(PeerError)?;
+        let (DatagramHeader { len, remote, .. }, options) = (header, header.send_options());
         if available < record_bytes(len) {
             return Err(PeerError);
         }
@@ -121,13 +121,13 @@ fn send(
             Some(mut frame) if arena.space(&frame) >= len => {
                 arena.set_len(&mut frame, len);
                 from_app.peek(HEADER_BYTES, arena.bytes_mut(&mut frame))?;
-                stack.udp_send_frame(now_ns, arena, *id, remote, local, frame)
+                stack.udp_send_frame(now_ns, arena, *id, remote, options, frame)
             }
             Some(frame) => {
                 arena.free(frame);
                 let mut payload = vec![0; len];
                 from_app.peek(HEADER_BYTES, &mut payload)?;
-                stack.udp_send(now_ns, arena, *id, remote, local, &payload)
+                stack.udp_send(now_ns, arena, *id, remote, options, &payload)
             }
         };
         match result {

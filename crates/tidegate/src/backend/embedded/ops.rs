@@ -8,7 +8,7 @@ use tidegate_device::steering::TransportProtocol;
 use tidegate_engine::{KernelPort, PortClaim};
 use tidegate_stack::{
     DatagramInfo, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpState, UdpId,
-    UdpOptions,
+    UdpOptions, UdpSendOptions,
 };
 
 use super::core::EmbeddedCore;
@@ -382,10 +382,10 @@ impl SocketOps for EmbeddedCore {
         id: UdpId,
         payload: &[u8],
         to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        options: UdpSendOptions,
     ) -> OpResult<()> {
         let (stack, arena, now_ns) = self.engine.parts();
-        Ok(stack.udp_send(now_ns, arena, id, to, from, payload)?)
+        Ok(stack.udp_send(now_ns, arena, id, to, options, payload)?)
     }
 
     fn udp_flush(&mut self) -> io::Result<()> {
