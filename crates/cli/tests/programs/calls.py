@@ -177,6 +177,10 @@ def order(connection, address):
 
 
 def peer(own, subject):
+    # Each datagram to a port without a socket is answered.
+    for limit in "ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit":
+        with open("/proc/sys/net/" + limit, "w") as setting:
+            setting.write("0")
     listener = socket.create_server((own, CONTROL), family=family(own), backlog=64)
     udp = socket.socket(family(own), socket.SOCK_DGRAM)
     udp.bind((own, CONTROL))
@@ -1138,6 +1142,64 @@ def shut_after_end(subject):
             yield code(connection.shutdown, how)
 
 
+def queued_errors(subject):
+    """ICMP errors with the datagrams that they quote (`IP_RECVERR`)."""
+    is_v6 = subject.family == socket.AF_INET6
+    option = (socket.IPPROTO_IPV6, 25) if is_v6 else (socket.IPPROTO_IP, 11)
+    MSG_ERRQUEUE = 0x2000
+
+    def take(udp, size=100):
+        udp.setblocking(False)
+        try:
+            data, notes, flags, destination = udp.recvmsg(size, 200, MSG_ERRQUEUE)
+        except OSError as error:
+            return error_name(error.errno)
+        finally:
+            udp.settimeout(LIMIT)
+        number, origin, kind, kind_code, info = struct.unpack_from("=IBBBxI", notes[0][2])
+        # The reporter is a socket address.
+        reporter = notes[0][2][24:40] if is_v6 else notes[0][2][20:24]
+        named = socket.inet_ntop(subject.family, reporter)
+        return (data, flags, destination[:2], notes[0][:2], len(notes[0][2]), error_name(number),
+                (origin, kind, kind_code, info), named)
+
+    for connects in True, False:
+        for sets_early in True, False:
+            with socket.socket(subject.family, socket.SOCK_DGRAM) as udp, select.epoll() as poll:
+                udp.settimeout(LIMIT)
+                if sets_early:
+                    udp.setsockopt(*option, 1)
+                    udp.sendto(b"moves", (subject.peer, CONTROL))
+                else:
+                    udp.sendto(b"moves", (subject.peer, CONTROL))
+                    udp.setsockopt(*option, 1)
+                yield udp.recv(100), udp.getsockopt(*option), take(udp)
+                if connects:
+                    udp.connect((subject.peer, 1))
+                poll.register(udp, 0)
+                for text in b"one", b"other":
+                    yield code(udp.sendto, text, (subject.peer, 1))
+                    yield [names(bits) for _, bits in poll.poll(LIMIT)]
+                    yield take(udp, 4)
+                    yield udp.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), take(udp)
+                # The error of a call, and its report.
+                yield code(udp.sendto, b"third", (subject.peer, 1))
+                yield len(poll.poll(LIMIT)), code(udp.recv, 100), take(udp)[0], take(udp)
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp, select.epoll() as poll:
+        # A report behind datagrams that are not read.
+        udp.settimeout(LIMIT)
+        udp.setsockopt(*option, 1)
+        poll.register(udp, 0)
+        for text in b"a", b"b":
+            udp.sendto(text, (subject.peer, CONTROL))
+        yield udp.recv(1, socket.MSG_PEEK)
+        udp.sendto(b"none", (subject.peer, 1))
+        yield [names(bits) for _, bits in poll.poll(LIMIT)], take(udp)[0], take(udp)
+        yield udp.recv(100), udp.recv(100)
+        udp.sendto(b"c", (subject.peer, CONTROL))
+        yield udp.recv(100), take(udp)
+
+
 def send_buffers(subject):
     option = socket.SOL_SOCKET, socket.SO_SNDBUF
     with subject.order_peer("hold") as connection:
@@ -1523,7 +1585,7 @@ def subject(own, peer, *chosen):
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
         shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, exclusive_members, discarding, early_duplicates,
         mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again, port_zero, given_up_ports, used_at_once, shut_while_sending,
-        shut_after_end, send_buffers, receive_times,
+        shut_after_end, queued_errors, send_buffers, receive_times,
         sending_after_shutdown, own_device, zero_copying, connection_state, path_sizes, broadcast_address, control_data, marked_datagrams, bounded_queue, splicing, left_bytes,
     ]:
         if chosen and part.__name__ not in chosen:

@@ -113,7 +113,9 @@ pub unsafe extern "C" fn writev(fd: c_int, pieces: *const iovec, count: c_int) -
     let data =
         usize::try_from(count).ok().and_then(|count| unsafe { raw::write_buffers(pieces, count) });
     match data {
-        Some(data) => send_to_socket(fd, &socket, &data, None, UdpSendOptions::default(), 0, by_kernel),
+        Some(data) => {
+            send_to_socket(fd, &socket, &data, None, UdpSendOptions::default(), 0, by_kernel)
+        }
         None => errno::return_count(Err(io::ErrorKind::InvalidInput.into())),
     }
 }

@@ -270,11 +270,7 @@ fn connect_moved(fd: c_int, socket: &Socket, peer: SocketAddr) -> io::Result<()>
 }
 
 /// Disconnects a socket; `by_kernel` disconnects the kernel socket.
-fn disconnect(
-    fd: c_int,
-    socket: &Arc<Socket>,
-    by_kernel: impl FnOnce() -> bool,
-) -> io::Result<()> {
+fn disconnect(fd: c_int, socket: &Arc<Socket>, by_kernel: impl FnOnce() -> bool) -> io::Result<()> {
     match &socket.endpoint {
         Endpoint::Udp(udp) => {
             udp.is_connected.store(false, Ordering::Relaxed);

@@ -1,12 +1,13 @@
 //! Sockets that have moved to Tidegate.
 
 pub(crate) mod control;
+pub(crate) mod error_queue;
 pub(crate) mod install;
 pub(crate) mod linger;
 pub(crate) mod moving;
 pub(crate) mod options;
 mod receive_time;
-mod tcp;
+pub(crate) mod tcp;
 pub(crate) mod tcp_info;
 pub(crate) mod transfer;
 pub(crate) mod udp;

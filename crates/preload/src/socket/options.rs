@@ -276,7 +276,17 @@ pub(crate) fn udp_options(fd: i32, is_v6: bool) -> UdpOptions {
         .hop_limit(hop_limit(fd, is_v6))
         .traffic_class(traffic_class(fd, is_v6))
         .dont_fragment(dont_fragment(fd, is_v6))
+        .report_errors(reports_errors(fd, is_v6))
         .queue_bytes(receive_buffer_bytes.map(|bytes| bytes as usize))
+}
+
+/// True if a kernel socket queues errors of its own family (`IP_RECVERR`).
+fn reports_errors(fd: i32, is_v6: bool) -> bool {
+    let (level, name) = match is_v6 {
+        true => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+        false => (libc::IPPROTO_IP, libc::IP_RECVERR),
+    };
+    get_int(fd, level, name) == Some(1)
 }
 
 /// Options that accepted connections inherit from a listener, if they differ from the defaults
@@ -377,7 +387,9 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_IP => match name {
-            libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER => OptionEffect::Protocol,
+            libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER | libc::IP_RECVERR => {
+                OptionEffect::Protocol
+            }
             libc::IP_FREEBIND | libc::IP_BIND_ADDRESS_NO_PORT => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,
         },
@@ -385,6 +397,7 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             libc::IPV6_TCLASS
             | libc::IPV6_UNICAST_HOPS
             | libc::IPV6_MTU_DISCOVER
+            | libc::IPV6_RECVERR
             | libc::IPV6_DONTFRAG => OptionEffect::Protocol,
             libc::IPV6_V6ONLY => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,

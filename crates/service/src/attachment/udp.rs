@@ -49,6 +49,13 @@ impl Attachment {
             self.note_datagram_error(kind);
             return Err(kind.into());
         }
+        let socket = match socket.error_reports.are_expected() {
+            true => {
+                self.collect_error_reports(handle)?;
+                self.socket(handle)?
+            }
+            false => socket,
+        };
         let Some(read) = &mut socket.read else { return Err(io::ErrorKind::NotConnected.into()) };
         let mut header = [0; HEADER_BYTES];
         let parsed = match read.peek(0, &mut header) {
@@ -63,6 +70,7 @@ impl Attachment {
             hop_limit,
             traffic_class,
             received_ns,
+            is_error_report: false,
         }) = parsed
         else {
             return Err(self.disconnect(PeerError));
@@ -96,7 +104,7 @@ impl Attachment {
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] if the socket is closed.
     pub fn set_udp_options(&mut self, handle: Handle, options: UdpOptions) -> io::Result<()> {
-        self.socket(handle)?;
+        self.socket(handle)?.error_reports.expect(options.report_errors);
         self.send_command(Command::SetUdpOptions { socket: handle, options })
     }
 

@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use tidegate_memory::{Arena, Frame};
 
 use super::Stack;
-use crate::udp::{Datagram, DatagramInfo, InPlaceRequest, SendTarget, UdpId, UdpOptions, UdpRequest,
-    UdpSendOptions,};
+use crate::udp::{
+    Datagram, DatagramInfo, InPlaceRequest, SendTarget, UdpErrorReport, UdpId, UdpOptions,
+    UdpRequest, UdpSendOptions,
+};
 use crate::{SendError, SocketError};
 
 impl Stack {
@@ -124,6 +126,13 @@ impl Stack {
     #[inline]
     pub fn udp_take_error(&mut self, id: UdpId) -> Option<SocketError> {
         self.udp.take_error(id)
+    }
+
+    /// Takes the oldest ICMP error about a datagram that the socket has sent. A socket queues them with
+    /// [`UdpOptions::report_errors`].
+    #[inline]
+    pub fn udp_take_error_report(&mut self, id: UdpId) -> Option<UdpErrorReport> {
+        self.udp.take_error_report(id)
     }
 
     /// Allocates an empty frame with headroom for every header, to be filled and passed to

@@ -6,7 +6,7 @@ use tidegate_memory::Arena;
 use tidegate_wire::DropReason;
 
 use super::socket::Socket;
-use super::{Datagram, DatagramInfo, UdpId, UdpOptions, UdpTable};
+use super::{Datagram, DatagramInfo, UdpErrorReport, UdpId, UdpOptions, UdpTable};
 use crate::interface::Interface;
 use crate::ip::address::AddressKind;
 use crate::{SocketError, Transport};
@@ -157,6 +157,11 @@ impl UdpTable {
     /// Implements [`crate::Stack::udp_take_error`].
     pub(crate) fn take_error(&mut self, id: UdpId) -> Option<SocketError> {
         self.get_mut(id)?.error.take()
+    }
+
+    /// Implements [`crate::Stack::udp_take_error_report`].
+    pub(crate) fn take_error_report(&mut self, id: UdpId) -> Option<UdpErrorReport> {
+        self.get_mut(id)?.pop_error_report()
     }
 
     /// Implements [`crate::Stack::udp_queue_fill`].

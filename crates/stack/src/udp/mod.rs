@@ -3,6 +3,7 @@
 mod api;
 mod bind_terms;
 mod datagram;
+mod error_report;
 mod exchange;
 mod family;
 mod icmp_error;
@@ -20,6 +21,7 @@ mod table;
 pub use api::QUEUE_FILL_SCALE;
 pub(crate) use datagram::Payload;
 pub use datagram::{Datagram, DatagramInfo};
+pub use error_report::UdpErrorReport;
 pub use exchange::{InPlaceRequest, UdpRequest};
 pub(crate) use family::{DatagramFamily, QueuedDatagram};
 pub use id::UdpId;

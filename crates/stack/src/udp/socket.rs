@@ -10,6 +10,7 @@ use tidegate_wire::DropReason;
 use super::Datagram;
 use super::bind_terms::BindTerms;
 use super::datagram::{DatagramInfo, DatagramSnapshot, Payload};
+use super::error_report::{MAX_REPORTS, UdpErrorReport};
 use super::family::QueuedDatagram;
 use super::id::UdpId;
 use crate::fast_path::family::{V4, V6};
@@ -46,7 +47,8 @@ pub struct UdpOptions {
     /// path MTU fails.
     pub dont_fragment: bool,
     /// Reports ICMP errors on an unconnected socket too, and an exceeded hop limit. A connected
-    /// socket always reports the other errors.
+    /// socket always reports the other errors. Also queues each error with the datagram that it
+    /// quotes, see [`crate::Stack::udp_take_error_report`].
     pub report_errors: bool,
     /// Hop limit of sent packets; `None` selects that of the interface.
     pub hop_limit: Option<u8>,
@@ -142,6 +144,8 @@ pub(crate) struct Socket {
     free_packets: usize,
     free_bytes: isize,
     pub(crate) error: Option<SocketError>,
+    /// Errors about sent datagrams, oldest first. A snapshot leaves them out.
+    error_reports: VecDeque<UdpErrorReport>,
     /// No option changes the default header fields.
     pub(crate) uses_default_headers: bool,
     /// An error event is queued and not taken yet.
@@ -163,6 +167,7 @@ impl Socket {
             free_packets: options.queue_packets.unwrap_or(usize::MAX),
             free_bytes: signed(options.queue_bytes.unwrap_or(usize::MAX)),
             error: None,
+            error_reports: VecDeque::new(),
             uses_default_headers: options.uses_default_headers(),
             error_notified: false,
             readable_notified: false,
@@ -327,6 +332,19 @@ impl Socket {
         self.options = UdpOptions { dual_stack, reuse_address, reuse_port, owner, ..options }
             .queue_packets(packets)
             .queue_bytes(bytes);
+    }
+
+    /// Queues an error about a sent datagram, unless too many are queued.
+    pub(super) fn push_error_report(&mut self, report: UdpErrorReport) {
+        if self.error_reports.len() < MAX_REPORTS {
+            self.error_reports.push_back(report);
+        }
+    }
+
+    /// Takes the oldest error about a sent datagram.
+    #[inline]
+    pub(super) fn pop_error_report(&mut self) -> Option<UdpErrorReport> {
+        self.error_reports.pop_front()
     }
 
     /// Queues a readiness event, unless one is queued already.

@@ -5,7 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use tidegate_engine::PortClaim;
-use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions, UdpSendOptions};
+use tidegate_stack::{
+    Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpErrorReport, UdpId, UdpOptions,
+    UdpSendOptions,
+};
 
 use super::closed_sockets::ClosedSockets;
 use super::datagram::DatagramMeta;
@@ -115,4 +118,5 @@ pub(crate) trait SocketOps {
     /// Transmits the datagrams of the previous calls.
     fn udp_flush(&mut self) -> io::Result<()>;
     fn udp_take_error(&mut self, id: UdpId) -> Option<io::Error>;
+    fn udp_take_error_report(&mut self, id: UdpId) -> io::Result<Option<UdpErrorReport>>;
 }

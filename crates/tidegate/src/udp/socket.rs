@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidegate_engine::PortClaim;
-use tidegate_stack::{UdpId, UdpOptions, UdpSendOptions};
+use tidegate_stack::{UdpErrorReport, UdpId, UdpOptions, UdpSendOptions};
 
 use crate::net::handle::Net;
 use crate::net::source::{Pollable, Source};
@@ -360,6 +360,15 @@ impl UdpSocket {
     /// None; the signature is that of `std::net`.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         Ok(self.inner.net.with(|ops| ops.udp_take_error(self.inner.id)))
+    }
+
+    /// Takes the oldest ICMP error about a datagram that the socket has sent, with the beginning of
+    /// the datagram. A socket has them with [`UdpOptions::report_errors`].
+    ///
+    /// # Errors
+    /// None while the socket is open.
+    pub fn take_error_report(&self) -> io::Result<Option<UdpErrorReport>> {
+        self.inner.net.with(|ops| ops.udp_take_error_report(self.inner.id))
     }
 
     /// Creates a second handle of the same socket.

@@ -48,6 +48,7 @@ impl PendingDatagram {
             hop_limit: Some(hop_limit),
             traffic_class: Some(traffic_class),
             received_ns,
+            is_error_report: false,
         }
     }
 

@@ -18,7 +18,8 @@ impl AppSocket {
         max_bytes: usize,
     ) -> Result<PollResult, PeerError> {
         let SocketKind::Udp(datagrams) = &mut self.kind else { return Ok(PollResult::default()) };
-        let received = receive(datagrams, engine, || self.slot.poll_on_rx_space.request())?;
+        let received = receive(datagrams, engine, || self.slot.poll_on_rx_space.request())?
+            | pass_error_reports(datagrams, engine)?;
         let sent = send(datagrams, engine, max_bytes)?;
         let id = datagrams.id;
         let mut notify = received || sent.consumed && self.slot.notify_on_tx_space.take();
@@ -75,6 +76,26 @@ fn receive(
     }
     to_app.publish();
     Ok(received)
+}
+
+/// Moves error reports to the application. As at the kernel, a report without space is lost.
+fn pass_error_reports(datagrams: &mut UdpEndpoint, engine: &mut Engine) -> Result<bool, PeerError> {
+    let UdpEndpoint { id, to_app, .. } = datagrams;
+    let mut passed = false;
+    while let Some(report) = engine.parts().0.udp_take_error_report(*id) {
+        let len = report.payload.len();
+        if to_app.space_within(usize::MAX)? < record_bytes(len) {
+            continue;
+        }
+        to_app.write(&DatagramHeader::of_error_report(&report).to_bytes())?;
+        to_app.write(&report.payload)?;
+        to_app.write(&PADDING[..record_bytes(len) - HEADER_BYTES - len])?;
+        passed = true;
+    }
+    if passed {
+        to_app.publish();
+    }
+    Ok(passed)
 }
 
 /// Outcome of sending.

@@ -9,7 +9,10 @@ use tidegate_engine::PortClaim;
 use tidegate_memory::OwnFd;
 use tidegate_service::attachment::{Attachment, ReceivedDatagram};
 use tidegate_service::{Handle, Shard, ShareGroupId, SocketState};
-use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions, UdpSendOptions};
+use tidegate_stack::{
+    Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpErrorReport, UdpId, UdpOptions,
+    UdpSendOptions,
+};
 
 use super::attachments::Attachments;
 use super::core::{AttachedCore, daemon_exited};
@@ -492,5 +495,15 @@ impl SocketOps for AttachedCore {
 
     fn udp_take_error(&mut self, id: UdpId) -> Option<io::Error> {
         self.shards.shards_of(id.to_bits()).into_iter().find_map(|shard| self.take_error(shard))
+    }
+
+    fn udp_take_error_report(&mut self, id: UdpId) -> io::Result<Option<UdpErrorReport>> {
+        for shard in self.shards.shards_of(id.to_bits()) {
+            let (attachment, socket) = self.attachments.attachment_of(shard)?;
+            if let Some(report) = attachment.take_error_report(socket)? {
+                return Ok(Some(report));
+            }
+        }
+        Ok(None)
     }
 }
