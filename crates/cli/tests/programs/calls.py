@@ -1200,6 +1200,28 @@ def queued_errors(subject):
         yield udp.recv(100), take(udp)
 
 
+def listening_again(subject):
+    any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
+    for address in subject.own, any_address:
+        for port in 0, 7015:
+            with socket.socket(subject.family) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((address, port))
+                for _ in range(2):
+                    state = lambda: listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+                    yield state(), code(listener.listen), state()
+                    port = listener.getsockname()[1]
+                    with subject.order_peer(f"call {port} text") as orders:
+                        with listener.accept()[0] as accepted:
+                            yield accepted.recv(100, socket.MSG_WAITALL)
+                        orders.recv(1)
+                    if address == any_address:
+                        loopback = "::1" if subject.family == socket.AF_INET6 else "127.0.0.1"
+                        with socket.create_connection((loopback, port), LIMIT):
+                            listener.accept()[0].close()
+                    yield code(listener.shutdown, socket.SHUT_RD)
+
+
 def send_buffers(subject):
     option = socket.SOL_SOCKET, socket.SO_SNDBUF
     with subject.order_peer("hold") as connection:
@@ -1585,7 +1607,7 @@ def subject(own, peer, *chosen):
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
         shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, exclusive_members, discarding, early_duplicates,
         mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again, port_zero, given_up_ports, used_at_once, shut_while_sending,
-        shut_after_end, queued_errors, send_buffers, receive_times,
+        shut_after_end, listening_again, queued_errors, send_buffers, receive_times,
         sending_after_shutdown, own_device, zero_copying, connection_state, path_sizes, broadcast_address, control_data, marked_datagrams, bounded_queue, splicing, left_bytes,
     ]:
         if chosen and part.__name__ not in chosen:

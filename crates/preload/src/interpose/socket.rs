@@ -88,10 +88,22 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         return -1;
     }
     let Some(local) = raw::kernel_local_address(fd) else { return -1 };
-    match moving::on_listen(fd, local, usize::try_from(backlog).unwrap_or(0)) {
+    let backlog = usize::try_from(backlog).unwrap_or(0);
+    match moving::on_listen(fd, local, backlog) {
         Ok(MoveOutcome::Tidegate(socket)) if !socket.uses_kernel_socket => 0,
         // Loopback stays with the kernel.
-        Ok(_) if is_bound => kernel_listens(),
+        Ok(outcome) if is_bound => {
+            let result = kernel_listens();
+            let has_other_port = |now: SocketAddr| now.port() != local.port();
+            match (raw::kernel_local_address(fd).filter(|now| has_other_port(*now)), outcome) {
+                // After a shutdown the kernel reports a port that it has given up.
+                (Some(now), MoveOutcome::Tidegate(socket)) if result == 0 => {
+                    moving::leave_to_kernel(&socket);
+                    errno::return_status(moving::on_listen(fd, now, backlog).map(|_| ()))
+                }
+                _ => result,
+            }
+        }
         Ok(_) => 0,
         Err(error) => {
             errno::set_from(&error);
@@ -412,7 +424,8 @@ fn tidegate_option(
             Endpoint::Stream(stream) => {
                 Some(stream.stream.info().map(|info| tcp_info::to_kernel(&info).to_vec()))
             }
-            _ => None,
+            Endpoint::Listener(_) => Some(Ok(tcp_info::of_listener().to_vec())),
+            Endpoint::Udp(_) => None,
         },
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match &socket.endpoint {
             Endpoint::Stream(stream) => {
