@@ -11,7 +11,6 @@ use libc::c_long;
 use tidegate::{Fork, Net};
 
 use crate::signals::SignalGuard;
-use crate::socket::moving;
 use crate::{epoll, fd_table, log, runtime};
 
 /// Stack of this process; the first call opens the stack.
@@ -54,7 +53,7 @@ extern "C" fn before_fork() {
     let Some(net) = runtime::opened_net().filter(|net| net.is_attached()) else { return };
     let signal_guard = SignalGuard::enter();
     // In the order in which other threads take these locks.
-    let moves_lock = moving::lock_moves();
+    let moves_lock = fd_table::lock_moves();
     let epoll_guard = epoll::lock_all();
     let Some(fork) = net.prepare_fork() else { return };
     let table_locks = fd_table::lock_all();

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
 
@@ -100,16 +100,9 @@ fn reserve_listener(fd: i32, net: &Net) -> io::Result<()> {
     }
 }
 
-/// Locks the moves of UDP sockets: several threads may use one socket for the first time at once, by
-/// several descriptors.
-pub(crate) fn lock_moves() -> MutexGuard<'static, ()> {
-    static MOVES: Mutex<()> = Mutex::new(());
-    MOVES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Moves a UDP socket, unless another thread has just moved it.
 fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::Result<MoveOutcome> {
-    let _lock = lock_moves();
+    let _lock = fd_table::lock_moves();
     if let Some(moved) = fd_table::socket(fd) {
         return Ok(MoveOutcome::Tidegate(moved));
     }

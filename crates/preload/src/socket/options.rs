@@ -297,6 +297,7 @@ pub(crate) fn inheritable(fd: i32) -> Vec<SocketOption> {
         (libc::SOL_SOCKET, libc::SO_REUSEPORT),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
     ];
     let chosen = names.into_iter().filter_map(|(level, name)| {
         let value = get_int(fd, level, name).filter(|&value| value != 0)?;

@@ -7,7 +7,6 @@ use tidegate_memory::shared::PeerError;
 use tidegate_stack::UdpErrorReport;
 
 use super::Attachment;
-use super::socket::AttachedSocket;
 use crate::ipc::command::{Command, Handle};
 use crate::ipc::datagram::{DatagramHeader, HEADER_BYTES, record_bytes};
 use crate::ipc::layout::StreamIn;
@@ -69,20 +68,16 @@ fn report_at(
     header.to_error_report(payload.into()).ok_or(PeerError)
 }
 
-impl AttachedSocket {
+impl ErrorReports {
     /// Moves the reports at the front of the stream out of it, so that the stream begins with a
     /// datagram. Returns true if there were any.
-    fn collect_error_reports(&mut self) -> Result<bool, PeerError> {
-        let Some(read) = self.read.as_mut().filter(|_| self.error_reports.are_expected) else {
-            return Ok(false);
-        };
+    fn collect(&mut self, read: &mut StreamIn) -> Result<bool, PeerError> {
         let mut is_any = false;
         while let Some(header) = header_at(read, 0)?.filter(|header| header.is_error_report) {
-            let ErrorReports { collected, taken_ahead, .. } = &mut self.error_reports;
-            match taken_ahead.checked_sub(1) {
-                Some(left) => *taken_ahead = left,
-                None if collected.len() < MAX_REPORTS => {
-                    collected.push_back(report_at(read, 0, header)?);
+            match self.taken_ahead.checked_sub(1) {
+                Some(left) => self.taken_ahead = left,
+                None if self.collected.len() < MAX_REPORTS => {
+                    self.collected.push_back(report_at(read, 0, header)?);
                 }
                 None => {}
             }
@@ -96,17 +91,15 @@ impl AttachedSocket {
     }
 
     /// Takes the oldest report, also from behind datagrams that are not read yet.
-    fn take_error_report(&mut self) -> Result<Option<UdpErrorReport>, PeerError> {
-        let ErrorReports { are_expected, collected, taken_ahead } = &mut self.error_reports;
-        if let Some(report) = collected.pop_front() {
+    fn take(&mut self, read: &mut StreamIn) -> Result<Option<UdpErrorReport>, PeerError> {
+        if let Some(report) = self.collected.pop_front() {
             return Ok(Some(report));
         }
-        let Some(read) = self.read.as_mut().filter(|_| *are_expected) else { return Ok(None) };
-        let (mut offset, mut taken) = (0, *taken_ahead);
+        let (mut offset, mut taken) = (0, self.taken_ahead);
         while let Some(header) = header_at(read, offset)? {
             if header.is_error_report {
                 if taken == 0 {
-                    *taken_ahead += 1;
+                    self.taken_ahead += 1;
                     return report_at(read, offset, header).map(Some);
                 }
                 taken -= 1;
@@ -121,7 +114,8 @@ impl Attachment {
     /// Moves the reports at the front of a socket's stream out of it.
     pub(super) fn collect_error_reports(&mut self, handle: Handle) -> io::Result<()> {
         let socket = self.socket(handle)?;
-        match socket.collect_error_reports() {
+        let Some(read) = &mut socket.read else { return Ok(()) };
+        match socket.error_reports.collect(read) {
             Ok(true) if socket.slot.poll_on_rx_space.take() => {
                 self.send_command(Command::Poll(handle))
             }
@@ -137,9 +131,14 @@ impl Attachment {
     /// [`io::ErrorKind::NotConnected`] if the socket is closed.
     pub fn take_error_report(&mut self, handle: Handle) -> io::Result<Option<UdpErrorReport>> {
         let socket = self.socket(handle)?;
+        if !socket.error_reports.are_expected() {
+            return Ok(None);
+        }
         let _lock = socket.lock_streams()?;
         self.collect_error_reports(handle)?;
-        match self.socket(handle)?.take_error_report() {
+        let socket = self.socket(handle)?;
+        let Some(read) = &mut socket.read else { return Ok(None) };
+        match socket.error_reports.take(read) {
             Ok(report) => Ok(report),
             Err(broken) => Err(self.disconnect(broken)),
         }
