@@ -167,8 +167,8 @@ mod tests {
             assert_eq!(DatagramHeader::from_bytes(&header.to_bytes()), Some(header));
         }
         let report = UdpErrorReport {
-            remote: remote.unwrap(),
-            reporter: local.unwrap(),
+            remote: "192.0.2.1:53".parse().unwrap(),
+            reporter: "2001:db8::1".parse().unwrap(),
             icmp_type: 3,
             icmp_code: 255,
             mtu: u32::MAX,

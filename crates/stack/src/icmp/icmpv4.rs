@@ -57,7 +57,7 @@ impl Interface {
         };
         Ok(IpInput::IcmpError(
             error,
-            QuotedPacket::parse_v4(quote)?.from_message(header.source, payload),
+            QuotedPacket::parse_v4(quote)?.with_origin(header.source, payload),
         ))
     }
 

@@ -74,7 +74,7 @@ impl Interface {
         };
         Ok(IpInput::IcmpError(
             error,
-            QuotedPacket::parse_v6(quote)?.from_message(header.source, payload),
+            QuotedPacket::parse_v6(quote)?.with_origin(header.source, payload),
         ))
     }
 

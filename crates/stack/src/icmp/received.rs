@@ -57,7 +57,7 @@ pub(crate) struct QuotedPacket<'a> {
 
 impl<'a> QuotedPacket<'a> {
     /// The packet with the sender of the error and its message.
-    pub(crate) fn from_message(self, reporter: impl Into<IpAddr>, message: &[u8]) -> Self {
+    pub(crate) fn with_origin(self, reporter: impl Into<IpAddr>, message: &[u8]) -> Self {
         let origin = match *message {
             [icmp_type, icmp_code, ..] => {
                 Some(IcmpOrigin { reporter: reporter.into(), icmp_type, icmp_code })
