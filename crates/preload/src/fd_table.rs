@@ -58,6 +58,13 @@ fn lock_entry(fd: i32) -> MutexGuard<'static, ()> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Locks the moves of UDP sockets: several threads may use one socket for the first time at once, by
+/// several descriptors.
+pub(crate) fn lock_moves() -> MutexGuard<'static, ()> {
+    static MOVES: Mutex<()> = Mutex::new(());
+    MOVES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Locks the table against access by all other threads.
 pub(crate) fn lock_all() -> Vec<MutexGuard<'static, ()>> {
     ENTRY_LOCKS.iter().map(|guard| guard.lock().unwrap_or_else(PoisonError::into_inner)).collect()

@@ -29,6 +29,7 @@ struct ForkGuards {
     fork: Fork<'static>,
     table_locks: Vec<MutexGuard<'static, ()>>,
     epoll_guard: epoll::SetsGuard,
+    moves_lock: MutexGuard<'static, ()>,
     signal_guard: SignalGuard,
 }
 
@@ -52,36 +53,35 @@ extern "C" fn before_fork() {
     let Some(net) = runtime::opened_net().filter(|net| net.is_attached()) else { return };
     let signal_guard = SignalGuard::enter();
     // In the order in which other threads take these locks.
+    let moves_lock = fd_table::lock_moves();
     let epoll_guard = epoll::lock_all();
     let Some(fork) = net.prepare_fork() else { return };
-    let guards = ForkGuards { fork, table_locks: fd_table::lock_all(), epoll_guard, signal_guard };
+    let table_locks = fd_table::lock_all();
+    let guards = ForkGuards { fork, table_locks, epoll_guard, moves_lock, signal_guard };
     // An exiting thread does not fork.
     let _ = FORK_GUARDS.try_with(|slot| slot.replace(Some(guards)));
 }
 
 /// Runs in the parent.
 extern "C" fn after_fork() {
-    let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard }) = take_fork_guards()
-    else {
-        return;
-    };
+    let Some(guards) = take_fork_guards() else { return };
+    let ForkGuards { fork, table_locks, epoll_guard, moves_lock, signal_guard } = guards;
     drop(table_locks);
     fork.in_parent();
     // Dropping the last reference to a set calls the stack.
     drop(epoll_guard);
+    drop(moves_lock);
     fd_table::sockets().for_each(|socket| socket.note_other_holders());
     drop(signal_guard);
 }
 
 extern "C" fn in_fork_child() {
-    let Some(ForkGuards { fork, table_locks, epoll_guard, signal_guard: _signal_guard }) =
-        take_fork_guards()
-    else {
-        return runtime::set_child();
-    };
+    let Some(guards) = take_fork_guards() else { return runtime::set_child() };
+    let ForkGuards { fork, table_locks, epoll_guard, moves_lock, signal_guard: _guard } = guards;
     drop(table_locks);
     let inherited = fork.in_child();
     drop(epoll_guard);
+    drop(moves_lock);
     match inherited {
         Ok(()) => fd_table::sockets().for_each(|socket| socket.on_inherited()),
         Err(error) => {

@@ -102,6 +102,13 @@ pub(crate) fn to_sockaddr(address: SocketAddr) -> (sockaddr_storage, usize) {
     }
 }
 
+/// Socket address as the bytes of its C structure.
+pub(crate) fn sockaddr_bytes(address: SocketAddr) -> Vec<u8> {
+    let (storage, len) = to_sockaddr(address);
+    // SAFETY: the structure begins with `len` bytes, all of which are initialised.
+    unsafe { std::slice::from_raw_parts((&raw const storage).cast::<u8>(), len) }.to_vec()
+}
+
 /// Address that a kernel socket is bound to.
 pub(crate) fn kernel_local_address(fd: c_int) -> Option<SocketAddr> {
     // SAFETY: plain integers, for which zero is valid.
@@ -206,23 +213,36 @@ pub(crate) unsafe fn write_buffers<'a>(
 /// # Safety
 /// The lengths in the message are valid.
 pub(crate) unsafe fn passed_fds(message: &msghdr) -> Vec<c_int> {
+    // SAFETY: guaranteed by the caller.
+    let mut all = unsafe { control_messages(message) };
+    all.retain(|one| (one.level, one.kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS));
+    let numbers = all.iter().flat_map(|one| one.data.as_chunks().0);
+    numbers.map(|&bytes| c_int::from_ne_bytes(bytes)).collect()
+}
+
+/// Control messages that an application passes to send, or that the kernel has received.
+///
+/// # Safety
+/// The lengths in the message are valid.
+pub(crate) unsafe fn control_messages(message: &msghdr) -> Vec<ControlMessage> {
     let mut all = Vec::new();
-    // SAFETY: the C library's macros for control messages stay within their lengths.
+    // SAFETY: the C library's macros for control messages, and `space`, stay within their buffer.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while let Some(one) = header.as_ref() {
-            if (one.cmsg_level, one.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                let bytes = one.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
-                let fds = libc::CMSG_DATA(header).cast::<c_int>();
-                all.extend((0..bytes / size_of::<c_int>()).map(|at| fds.add(at).read_unaligned()));
-            }
+            let start = libc::CMSG_DATA(header);
+            let space = (message.msg_control as usize + message.msg_controllen)
+                .saturating_sub(start as usize);
+            let bytes = one.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize).min(space);
+            let data = std::slice::from_raw_parts(start, bytes).to_vec();
+            all.push(ControlMessage { level: one.cmsg_level, kind: one.cmsg_type, data });
             header = libc::CMSG_NXTHDR(message, header);
         }
     }
     all
 }
 
-/// Control message of received data.
+/// Control message of received data, or of data to be sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ControlMessage {
     pub(crate) level: c_int,

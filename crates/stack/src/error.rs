@@ -24,7 +24,7 @@ pub enum SocketError {
     #[error("all {0} sockets are in use: close unused sockets, or raise the limit")]
     TooManySockets(usize),
     /// The peer's address is of the other family, or not a valid destination.
-    #[error("{0} is not a valid peer: use a unicast address of the socket's family and a port")]
+    #[error("{0} is not a valid peer: use a unicast address of the socket's family")]
     PeerInvalid(SocketAddr),
     /// The peer's host reported that no socket listens on the port.
     #[error("{0} refused the datagram: no listener on that port")]

@@ -51,5 +51,6 @@ pub use tcp::{
     TcpOptions, TcpReadiness, TcpSecrets, TcpState, TcpTraffic, UnreachableReason,
 };
 pub use udp::{
-    Datagram, DatagramInfo, InPlaceRequest, QUEUE_FILL_SCALE, UdpId, UdpOptions, UdpRequest,
+    Datagram, DatagramInfo, InPlaceRequest, QUEUE_FILL_SCALE, UdpErrorReport, UdpId, UdpOptions,
+    UdpRequest, UdpSendOptions,
 };

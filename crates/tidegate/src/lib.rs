@@ -75,8 +75,8 @@ pub use tidegate_memory::lock_meter::LockStatistics;
 pub use tidegate_memory::{Arena, FrameSize};
 pub use tidegate_stack::{
     AddressConflict, AddressOwnership, AddressProbe, CongestionControl, Counters, InPlaceRequest,
-    Keepalive, Limits, RecoveryPhase, Route, TcpInfo, TcpOptions, TcpState, TcpTraffic, UdpOptions,
-    UdpRequest, UnreachableReason,
+    Keepalive, Limits, RecoveryPhase, Route, TcpInfo, TcpOptions, TcpState, TcpTraffic,
+    UdpErrorReport, UdpOptions, UdpRequest, UdpSendOptions, UnreachableReason,
 };
 pub use tidegate_wire::{DropCounters, DropReason, IpCidr, MacAddr, Severity};
 #[cfg(feature = "attach")]

@@ -177,6 +177,10 @@ def order(connection, address):
 
 
 def peer(own, subject):
+    # Each datagram to a port without a socket is answered.
+    for limit in "ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit":
+        with open("/proc/sys/net/" + limit, "w") as setting:
+            setting.write("0")
     listener = socket.create_server((own, CONTROL), family=family(own), backlog=64)
     udp = socket.socket(family(own), socket.SOCK_DGRAM)
     udp.bind((own, CONTROL))
@@ -1064,6 +1068,212 @@ def silent_datagrams(subject):
                 yield orders.recv(1), udp.recv(100)
 
 
+def port_zero(subject):
+    """Connecting to port 0 chooses an address, and no peer."""
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        yield code(udp.connect, (subject.peer, 0)), code(udp.getpeername)
+        yield udp.getsockname()[0] == subject.own, udp.getsockname()[1] > 0
+        yield code(udp.connect, (subject.peer, CONTROL)), udp.getpeername()[1]
+        yield code(udp.connect, (subject.peer, 0)), code(udp.getpeername)
+        yield code(udp.sendto, b"text", (subject.peer, 0))
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as udp:
+        is_v6 = subject.family == socket.AF_INET6
+        yield code(udp.connect, (subject.peer if is_v6 else "::ffff:" + subject.peer, 0))
+        yield udp.getsockname()[0] == (subject.own if is_v6 else "::ffff:" + subject.own)
+
+
+def given_up_ports(subject):
+    any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
+    for local in None, (any_address, 0), (any_address, 7012), (subject.own, 0), (subject.own, 7013):
+        with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+            if local:
+                udp.bind(local)
+            udp.settimeout(LIMIT)
+            udp.connect((subject.peer, CONTROL))
+            yield udp.getsockname()[1] > 0
+            yield disconnect(udp)[0], udp.getsockname()[:2], code(udp.getpeername)
+            if local and local[1]:
+                yield code(udp.sendto, b"text", (subject.peer, CONTROL)), udp.recv(100)
+    # A refused connection gives up a port that it did not choose.
+    for port in 0, 7014:
+        with socket.socket(subject.family) as connection, socket.socket(subject.family) as other:
+            connection.bind((subject.own, port))
+            own = connection.getsockname()
+            yield code(connection.connect, (subject.peer, 1))
+            yield code(other.bind, own)
+            yield code(connection.connect, (subject.peer, CONTROL))
+
+
+def used_at_once(subject):
+    """Several threads use a new socket at once, by several descriptors."""
+    failures = []
+    for _ in range(50):
+        with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+            threads = []
+            for number in range(4):
+                other = udp.dup()
+                call = other.connect if number % 2 else lambda to, by=other: by.sendto(b"text", to)
+                use = lambda call=call: code(call, (subject.peer, CONTROL))
+                threads.append(threading.Thread(target=lambda use=use: failures.append(use())))
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(LIMIT)
+    yield set(failures)
+
+
+def shut_while_sending(subject):
+    for _ in range(3):
+        with subject.order_peer("hold") as connection:
+            fill(connection)
+            connection.setblocking(True)
+            waiting = in_thread(connection.sendall, bytes(1 << 24))
+            yield code(connection.shutdown, socket.SHUT_WR)
+            waiting[0].join(LIMIT)
+            yield waiting[1]
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def shut_after_end(subject):
+    with subject.order_peer("count") as connection:
+        connection.shutdown(socket.SHUT_WR)
+        yield connection.recv(100), connection.recv(1)
+        for how in socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR:
+            yield code(connection.shutdown, how)
+
+
+def queued_errors(subject):
+    """ICMP errors with the datagrams that they quote (`IP_RECVERR`)."""
+    is_v6 = subject.family == socket.AF_INET6
+    option = (socket.IPPROTO_IPV6, 25) if is_v6 else (socket.IPPROTO_IP, 11)
+    MSG_ERRQUEUE = 0x2000
+
+    def take(udp, size=100):
+        udp.setblocking(False)
+        try:
+            data, notes, flags, destination = udp.recvmsg(size, 200, MSG_ERRQUEUE)
+        except OSError as error:
+            return error_name(error.errno)
+        finally:
+            udp.settimeout(LIMIT)
+        number, origin, kind, kind_code, info = struct.unpack_from("=IBBBxI", notes[0][2])
+        # The reporter is a socket address.
+        reporter = notes[0][2][24:40] if is_v6 else notes[0][2][20:24]
+        named = socket.inet_ntop(subject.family, reporter)
+        return (data, flags, destination[:2], notes[0][:2], len(notes[0][2]), error_name(number),
+                (origin, kind, kind_code, info), named)
+
+    for connects in True, False:
+        for sets_early in True, False:
+            with socket.socket(subject.family, socket.SOCK_DGRAM) as udp, select.epoll() as poll:
+                udp.settimeout(LIMIT)
+                if sets_early:
+                    udp.setsockopt(*option, 1)
+                    udp.sendto(b"moves", (subject.peer, CONTROL))
+                else:
+                    udp.sendto(b"moves", (subject.peer, CONTROL))
+                    udp.setsockopt(*option, 1)
+                yield udp.recv(100), udp.getsockopt(*option), take(udp)
+                if connects:
+                    udp.connect((subject.peer, 1))
+                poll.register(udp, 0)
+                for text in b"one", b"other":
+                    yield code(udp.sendto, text, (subject.peer, 1))
+                    yield [names(bits) for _, bits in poll.poll(LIMIT)]
+                    yield take(udp, 4)
+                    yield udp.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), take(udp)
+                # The error of a call, and its report.
+                yield code(udp.sendto, b"third", (subject.peer, 1))
+                yield len(poll.poll(LIMIT)), code(udp.recv, 100), take(udp)[0], take(udp)
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp, select.epoll() as poll:
+        # A report behind datagrams that are not read.
+        udp.settimeout(LIMIT)
+        udp.setsockopt(*option, 1)
+        poll.register(udp, 0)
+        for text in b"a", b"b":
+            udp.sendto(text, (subject.peer, CONTROL))
+        yield udp.recv(1, socket.MSG_PEEK)
+        udp.sendto(b"none", (subject.peer, 1))
+        yield [names(bits) for _, bits in poll.poll(LIMIT)], take(udp)[0], take(udp)
+        yield udp.recv(100), udp.recv(100)
+        udp.sendto(b"c", (subject.peer, CONTROL))
+        yield udp.recv(100), take(udp)
+
+
+def listening_again(subject):
+    any_address = "::" if subject.family == socket.AF_INET6 else "0.0.0.0"
+    for address in subject.own, any_address:
+        for port in 0, 7015:
+            with socket.socket(subject.family) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((address, port))
+                for _ in range(2):
+                    state = lambda: listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+                    yield state(), code(listener.listen), state()
+                    port = listener.getsockname()[1]
+                    with subject.order_peer(f"call {port} text") as orders:
+                        with listener.accept()[0] as accepted:
+                            yield accepted.recv(100, socket.MSG_WAITALL)
+                        orders.recv(1)
+                    if address == any_address:
+                        loopback = "::1" if subject.family == socket.AF_INET6 else "127.0.0.1"
+                        with socket.create_connection((loopback, port), LIMIT):
+                            listener.accept()[0].close()
+                    yield code(listener.shutdown, socket.SHUT_RD)
+
+
+def send_buffers(subject):
+    option = socket.SOL_SOCKET, socket.SO_SNDBUF
+    with subject.order_peer("hold") as connection:
+        size = connection.getsockopt(*option)
+        connection.setblocking(False)
+        yield 0 < connection.send(bytes(3 * size)) < 3 * size
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with subject.order_peer("hold") as connection:
+        connection.setsockopt(*option, 20_000)
+        yield connection.getsockopt(*option)
+        fill(connection)
+        connection.setblocking(True)
+        # Attached there may be space again at once, so the thread need not wait.
+        results = []
+        sender = threading.Thread(target=lambda: results.append(code(connection.send, b"x")))
+        sender.start()
+        connection.setsockopt(*option, 100_000)
+        sender.join(LIMIT)
+        yield results, connection.getsockopt(*option)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def receive_times(subject):
+    """The time of the last datagram (`SIOCGSTAMP`)."""
+    SIOCGSTAMP, SIOCGSTAMPNS = 0x8906, 0x8907
+
+    def time_of(udp, request, unit):
+        raw = code(fcntl.ioctl, udp, request, bytes(16))
+        if not isinstance(raw, bytes):
+            return raw
+        seconds, part = struct.unpack("=qq", raw)
+        return seconds * 1_000_000_000 + part * unit
+
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        udp.settimeout(LIMIT)
+        udp.bind((subject.own, 0))
+        yield time_of(udp, SIOCGSTAMP, 1000)
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        udp.settimeout(LIMIT)
+        udp.bind((subject.own, 0))
+        echo = lambda: (udp.sendto(b"text", (subject.peer, CONTROL)), udp.recv(100))
+        yield echo()
+        first = time_of(udp, SIOCGSTAMPNS, 1)
+        # Without the question the time was not known.
+        yield abs(time.time_ns() - first) < 10_000_000_000, time_of(udp, SIOCGSTAMPNS, 1) == first
+        yield echo()
+        second = time_of(udp, SIOCGSTAMPNS, 1)
+        yield second > first, second - time_of(udp, SIOCGSTAMP, 1000) in range(1000)
+        udp.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
+        yield echo(), time_of(udp, SIOCGSTAMPNS, 1) == second
+
+
 def long_datagrams(subject):
     limit = 65_507 if subject.family == socket.AF_INET else 65_527
     with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
@@ -1284,6 +1494,22 @@ def marked_datagrams(subject):
             mark(udp, hop_limit, traffic_class)
             udp.sendto(b"text", (subject.peer, port))
             yield orders.recv(100)
+    is_v6 = subject.family == socket.AF_INET6
+    level, hops, kind = (socket.IPPROTO_IPV6, 52, 67) if is_v6 else (socket.IPPROTO_IP, 2, 1)
+    number = lambda value: struct.pack("=i", value)
+    with subject.order_peer("marks 4") as orders, socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        # For one datagram, as control messages.
+        peer = (subject.peer, int(orders.recv(100)))
+        mark(udp, 99, 0xB8)
+        for notes in (
+            [(level, hops, number(7))],
+            [(level, kind, number(0x20)), (level, hops, number(255))],
+            [(level, kind, number(0))],
+            [],
+        ):
+            yield udp.sendmsg([b"text"], notes, 0, peer), orders.recv(100)
+        for note in (hops, number(256)), (hops, number(-2)), (hops, b"x"), (kind, number(256)), (hops, b""):
+            yield code(udp.sendmsg, [b"text"], [(level, *note)], 0, peer)
 
 
 def bounded_queue(subject):
@@ -1300,6 +1526,14 @@ def bounded_queue(subject):
                 while code(udp.recv, 1000) != "EAGAIN":
                     count += 1
                 yield 2 < count < size // 450
+    with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        udp.settimeout(LIMIT)
+        udp.bind((subject.own, 0))
+        udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        # An empty queue takes any datagram.
+        for size in 1400, 1, 1300:
+            udp.sendto(bytes(size), (subject.peer, CONTROL))
+            yield len(udp.recv(2000))
 
 
 def splicing(subject):
@@ -1375,7 +1609,8 @@ def subject(own, peer, *chosen):
         stopped_listener, duplicates, descriptors, files, corked, corked_and_waiting, full, corked_and_full, options, interrupted, datagrams,
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
         shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, exclusive_members, discarding, early_duplicates,
-        mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again,
+        mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again, port_zero, given_up_ports, used_at_once, shut_while_sending,
+        shut_after_end, listening_again, queued_errors, send_buffers, receive_times,
         sending_after_shutdown, own_device, zero_copying, connection_state, path_sizes, broadcast_address, control_data, marked_datagrams, bounded_queue, splicing, left_bytes,
     ]:
         if chosen and part.__name__ not in chosen:

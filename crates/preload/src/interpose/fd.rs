@@ -1,15 +1,25 @@
 //! Descriptors: close, duplicate, flags.
 
+use std::io;
+
 use libc::{c_int, c_uint, c_ulong};
 
 use tidegate_memory::own_fd;
 
 use super::errno;
+use crate::socket::Endpoint;
 use crate::socket::linger::LingeringSocket;
 use crate::{duplicates, fd_table, real, runtime, signals};
 
 /// `CLOSE_RANGE_CLOEXEC`: the call sets a flag and closes nothing.
 const CLOSE_ON_EXEC: c_int = 4;
+
+/// Requests for the time of the last datagram, which the `libc` crate does not define: in the form of
+/// the machine's word, and with 64-bit seconds.
+const SIOCGSTAMP_OLD: c_ulong = 0x8906;
+const SIOCGSTAMPNS_OLD: c_ulong = 0x8907;
+const SIOCGSTAMP_NEW: c_ulong = 0x8010_8906;
+const SIOCGSTAMPNS_NEW: c_ulong = 0x8010_8907;
 
 /// True for a descriptor of the library that the application must neither close nor replace. A
 /// forked child of a process with an embedded stack has no use for those that it inherits.
@@ -176,6 +186,16 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
     unsafe { fcntl64(fd, command, argument) }
 }
 
+/// Unit of a request for the time of the last datagram (`SIOCGSTAMP`, `SIOCGSTAMPNS`), as parts of a
+/// second; `None` for other requests.
+fn parts_of_second(request: c_ulong) -> Option<u64> {
+    match request {
+        SIOCGSTAMP_OLD | SIOCGSTAMP_NEW => Some(1_000_000),
+        SIOCGSTAMPNS_OLD | SIOCGSTAMPNS_NEW => Some(1_000_000_000),
+        _ => None,
+    }
+}
+
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     let socket = fd_table::socket(fd).filter(|_| !runtime::is_child());
@@ -187,6 +207,18 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -
             let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
             // SAFETY: the application's own pointer to an integer.
             unsafe { (argument as *mut c_int).write(bytes) };
+        }));
+    }
+    if let Some(socket) = &socket
+        && let Endpoint::Udp(udp) = &socket.endpoint
+        && let Some(parts) = parts_of_second(request)
+        && argument != 0
+    {
+        let time = udp.receive_time.get().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT));
+        return errno::return_status(time.map(|time| {
+            let part = u64::from(time.subsec_nanos()) * parts / 1_000_000_000;
+            // SAFETY: the application's own pointer to a time of two words.
+            unsafe { (argument as *mut [u64; 2]).write([time.as_secs(), part]) };
         }));
     }
     // SAFETY: the application's own call.

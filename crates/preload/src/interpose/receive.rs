@@ -12,6 +12,8 @@ use tidegate::DatagramMeta;
 
 use super::errno;
 use crate::raw::ControlMessage;
+use crate::socket::error_queue::QueuedError;
+use crate::socket::tcp::scatter;
 use crate::socket::{Endpoint, IoDirection, Socket, transfer};
 use crate::{fd_table, raw, real};
 
@@ -21,6 +23,8 @@ struct ReceivedMessage {
     len: usize,
     from: Option<SocketAddr>,
     datagram: Option<DatagramMeta>,
+    /// Control message of an error (`MSG_ERRQUEUE`).
+    error: Option<ControlMessage>,
     flags: c_int,
 }
 
@@ -34,9 +38,11 @@ fn receive(
     flags: c_int,
     mut from_kernel: impl FnMut() -> ssize_t,
 ) -> io::Result<Result<ReceivedMessage, usize>> {
-    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
-        let number = if flags & libc::MSG_OOB != 0 { libc::EINVAL } else { libc::EAGAIN };
-        return Err(io::Error::from_raw_os_error(number));
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return receive_error(socket, bufs, from_kernel);
+    }
+    if flags & libc::MSG_OOB != 0 {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let may_block = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking();
     match &socket.endpoint {
@@ -55,7 +61,8 @@ fn receive(
                         let len = if wants_full_len { one.datagram_len } else { one.len };
                         let from = Some(socket.to_app_family(one.from));
                         let datagram = Some(one);
-                        Ok(Ok(ReceivedMessage { len, from, datagram, flags: truncation }))
+                        let (error, flags) = (None, truncation);
+                        Ok(Ok(ReceivedMessage { len, from, datagram, error, flags }))
                     }
                     // The socket was shut down, and nothing is left to read.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -88,6 +95,40 @@ fn receive(
                 }
             })
         }
+    }
+}
+
+/// Receives an error about a sent datagram (`MSG_ERRQUEUE`), as [`receive`]. Such a call never waits.
+fn receive_error(
+    socket: &Socket,
+    bufs: &mut [IoSliceMut<'_>],
+    mut from_kernel: impl FnMut() -> ssize_t,
+) -> io::Result<Result<ReceivedMessage, usize>> {
+    let taken = match &socket.endpoint {
+        Endpoint::Udp(udp) => udp.take_queued_error(socket),
+        _ => Err(io::ErrorKind::WouldBlock.into()),
+    };
+    match taken {
+        Ok(QueuedError { payload, destination, message }) => {
+            let space: usize = bufs.iter().map(|buf| buf.len()).sum();
+            let len = payload.len().min(space);
+            scatter(&payload[..len], bufs);
+            let truncation = if len < payload.len() { libc::MSG_TRUNC } else { 0 };
+            Ok(Ok(ReceivedMessage {
+                len,
+                from: Some(destination),
+                error: Some(message),
+                flags: libc::MSG_ERRQUEUE | truncation,
+                ..ReceivedMessage::default()
+            }))
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock && socket.uses_kernel_socket => {
+            match usize::try_from(from_kernel()) {
+                Ok(len) => Ok(Err(len)),
+                Err(_) => Err(io::Error::last_os_error()),
+            }
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -328,6 +369,11 @@ unsafe fn write_message_header(socket: &Socket, message: &mut msghdr, got: &Rece
         None => message.msg_namelen = 0,
     }
     message.msg_flags = got.flags;
+    if let Some(error) = &got.error {
+        // SAFETY: guaranteed by the caller.
+        unsafe { raw::write_control_messages(message, std::slice::from_ref(error)) };
+        return;
+    }
     let messages = match (&socket.endpoint, &got.datagram) {
         (Endpoint::Udp(udp), Some(datagram)) => udp.control_requests.messages(datagram),
         (Endpoint::Stream(stream), _) if stream.reports_left_bytes.load(Ordering::Relaxed) => {

@@ -1,16 +1,18 @@
 //! Sending: `write`, `send` and their variants.
 
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+
+use tidegate::UdpSendOptions;
 
 use super::errno;
 use crate::fd_table::InUse;
 use crate::socket::install::MoveOutcome;
 use crate::socket::moving;
-use crate::socket::{Endpoint, IoDirection, Socket, transfer};
+use crate::socket::{Endpoint, IoDirection, Socket, control, transfer};
 use crate::{fd_table, raw, real, runtime};
 
 /// Sends the buffers. A broken pipe raises SIGPIPE unless `MSG_NOSIGNAL` is set. `by_kernel`
@@ -20,7 +22,7 @@ fn send_to_socket(
     socket: &Socket,
     data: &[IoSlice<'_>],
     to: Option<SocketAddr>,
-    from: Option<IpAddr>,
+    options: UdpSendOptions,
     flags: c_int,
     by_kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
@@ -34,7 +36,7 @@ fn send_to_socket(
         Endpoint::Udp(udp) if udp.is_kernel_destination(socket, to) => return by_kernel(),
         Endpoint::Udp(udp) => socket.retry_until_ready(fd, IoDirection::Write, may_block, || {
             udp.check_family(socket, to)?;
-            udp.send(socket, data, to, from)
+            udp.send(socket, data, to, options)
         }),
     };
     errno::return_count(sent.inspect_err(|error| raise_broken_pipe(socket, error, flags)))
@@ -97,7 +99,9 @@ pub unsafe extern "C" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ss
     // SAFETY: the application's own arguments.
     let data = [unsafe { raw::write_buffer(buf, len) }];
     // SAFETY: the application's own call.
-    send_to_socket(fd, &socket, &data, None, None, 0, || unsafe { real::write(fd, buf, len) })
+    send_to_socket(fd, &socket, &data, None, UdpSendOptions::default(), 0, || unsafe {
+        real::write(fd, buf, len)
+    })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -109,7 +113,9 @@ pub unsafe extern "C" fn writev(fd: c_int, pieces: *const iovec, count: c_int) -
     let data =
         usize::try_from(count).ok().and_then(|count| unsafe { raw::write_buffers(pieces, count) });
     match data {
-        Some(data) => send_to_socket(fd, &socket, &data, None, None, 0, by_kernel),
+        Some(data) => {
+            send_to_socket(fd, &socket, &data, None, UdpSendOptions::default(), 0, by_kernel)
+        }
         None => errno::return_count(Err(io::ErrorKind::InvalidInput.into())),
     }
 }
@@ -151,7 +157,8 @@ pub unsafe extern "C" fn sendto(
         Ok(Some(socket)) => {
             // SAFETY: the application's own arguments.
             let data = [unsafe { raw::write_buffer(buf, len) }];
-            send_to_socket(fd, &socket, &data, to, None, flags, by_kernel)
+            let options = UdpSendOptions::default();
+            send_to_socket(fd, &socket, &data, to, options, flags, by_kernel)
         }
         Err(error) => errno::return_count(Err(error)),
     }
@@ -172,11 +179,15 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         Err(error) => return errno::return_count(Err(error)),
     };
     // SAFETY: the application's own arguments.
-    let (data, from) =
-        unsafe { (raw::write_buffers(header.msg_iov, header.msg_iovlen), control_source(header)) };
-    match data {
-        Some(data) => send_to_socket(fd, &socket, &data, to, from, flags, by_kernel),
-        None => errno::return_count(Err(io::Error::from_raw_os_error(libc::EMSGSIZE))),
+    let (data, options) = unsafe {
+        (raw::write_buffers(header.msg_iov, header.msg_iovlen), send_options(&socket, header, to))
+    };
+    match (data, options) {
+        (Some(data), Ok(options)) => {
+            send_to_socket(fd, &socket, &data, to, options, flags, by_kernel)
+        }
+        (None, _) => errno::return_count(Err(io::Error::from_raw_os_error(libc::EMSGSIZE))),
+        (_, Err(error)) => errno::return_count(Err(error)),
     }
 }
 
@@ -192,33 +203,31 @@ fn transfer_fds(mut descriptors: Vec<c_int>, send: impl FnOnce() -> ssize_t) -> 
     sent
 }
 
-/// Source address of a datagram, if a control message sets one.
+/// Options of a datagram that control messages set.
+///
+/// # Errors
+/// `EINVAL` for a value that the kernel refuses.
 ///
 /// # Safety
 /// The lengths in the message are valid.
-unsafe fn control_source(message: &msghdr) -> Option<IpAddr> {
-    // SAFETY: the C library's macros for control messages stay within their lengths.
-    unsafe {
-        let mut head = libc::CMSG_FIRSTHDR(message);
-        while let Some(one) = head.as_ref() {
-            let bytes = libc::CMSG_DATA(head);
-            let len = one.cmsg_len;
-            match (one.cmsg_level, one.cmsg_type) {
-                (libc::IPPROTO_IP, libc::IP_PKTINFO) if len >= libc::CMSG_LEN(12) as usize => {
-                    let address = bytes.add(4).cast::<[u8; 4]>().read_unaligned();
-                    return Some(IpAddr::from(address)).filter(|ip| !ip.is_unspecified());
-                }
-                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if len >= libc::CMSG_LEN(20) as usize => {
-                    let address = bytes.cast::<[u8; 16]>().read_unaligned();
-                    return Some(IpAddr::from(address).to_canonical())
-                        .filter(|ip| !ip.is_unspecified());
-                }
-                _ => {}
-            }
-            head = libc::CMSG_NXTHDR(message, head);
-        }
+unsafe fn send_options(
+    socket: &Socket,
+    message: &msghdr,
+    to: Option<SocketAddr>,
+) -> io::Result<UdpSendOptions> {
+    let mut options = UdpSendOptions::default();
+    let Endpoint::Udp(udp) = &socket.endpoint else { return Ok(options) };
+    // SAFETY: guaranteed by the caller.
+    let messages = unsafe { raw::control_messages(message) };
+    if messages.is_empty() {
+        return Ok(options);
     }
-    None
+    let to = to.or_else(|| udp.socket.peer_addr().ok());
+    let is_v4 = to.is_some_and(|to| to.ip().to_canonical().is_ipv4());
+    for one in messages {
+        control::apply_to_sent(&one, is_v4, &mut options)?;
+    }
+    Ok(options)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]

@@ -88,10 +88,22 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         return -1;
     }
     let Some(local) = raw::kernel_local_address(fd) else { return -1 };
-    match moving::on_listen(fd, local, usize::try_from(backlog).unwrap_or(0)) {
+    let backlog = usize::try_from(backlog).unwrap_or(0);
+    match moving::on_listen(fd, local, backlog) {
         Ok(MoveOutcome::Tidegate(socket)) if !socket.uses_kernel_socket => 0,
         // Loopback stays with the kernel.
-        Ok(_) if is_bound => kernel_listens(),
+        Ok(outcome) if is_bound => {
+            let result = kernel_listens();
+            let has_other_port = |now: SocketAddr| now.port() != local.port();
+            match (raw::kernel_local_address(fd).filter(|now| has_other_port(*now)), outcome) {
+                // After a shutdown the kernel reports a port that it has given up.
+                (Some(now), MoveOutcome::Tidegate(socket)) if result == 0 => {
+                    moving::leave_to_kernel(&socket);
+                    errno::return_status(moving::on_listen(fd, now, backlog).map(|_| ()))
+                }
+                _ => result,
+            }
+        }
         Ok(_) => 0,
         Err(error) => {
             errno::set_from(&error);
@@ -213,7 +225,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
         let result = match peer {
             Some(peer) if moving::return_to_kernel(&socket, peer) => return by_kernel(),
             Some(peer) => connect_moved(fd, &socket, peer),
-            None if family == Some(libc::AF_UNSPEC) => disconnect(fd, &socket),
+            None if family == Some(libc::AF_UNSPEC) => disconnect(fd, &socket, || by_kernel() == 0),
             None => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
         };
         return errno::return_status(result);
@@ -238,6 +250,10 @@ fn finish_connect(fd: c_int, socket: &Socket) -> io::Result<()> {
     match finished {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             Err(io::Error::from_raw_os_error(libc::EINPROGRESS))
+        }
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            moving::release_unchosen_port(fd);
+            Err(error)
         }
         result => result,
     }
@@ -265,11 +281,19 @@ fn connect_moved(fd: c_int, socket: &Socket, peer: SocketAddr) -> io::Result<()>
     }
 }
 
-fn disconnect(fd: c_int, socket: &Arc<Socket>) -> io::Result<()> {
+/// Disconnects a socket; `by_kernel` disconnects the kernel socket.
+fn disconnect(fd: c_int, socket: &Arc<Socket>, by_kernel: impl FnOnce() -> bool) -> io::Result<()> {
     match &socket.endpoint {
         Endpoint::Udp(udp) => {
             udp.is_connected.store(false, Ordering::Relaxed);
-            udp.socket.disconnect()
+            match by_kernel() && raw::kernel_local_address(fd).is_some_and(|own| own.port() == 0) {
+                // The application had not chosen the port, and gives it up.
+                true => {
+                    moving::leave_to_kernel(socket);
+                    Ok(())
+                }
+                false => udp.socket.disconnect(),
+            }
         }
         Endpoint::Stream(stream) => {
             moving::disconnect_stream(socket, stream);
@@ -360,7 +384,7 @@ pub unsafe extern "C" fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     let known = fd_table::socket(fd).filter(|_| !runtime::is_child());
-    match known.as_deref().and_then(|socket| tidegate_option(socket, level, name)) {
+    match known.as_deref().and_then(|socket| tidegate_option(fd, socket, level, name)) {
         // SAFETY: the application's own arguments.
         Some(Ok(bytes)) => unsafe { write_option(&bytes, value, len) },
         Some(Err(error)) => errno::return_status(Err(error)),
@@ -370,7 +394,12 @@ pub unsafe extern "C" fn getsockopt(
 }
 
 /// Value of an option that Tidegate reports in place of the kernel socket.
-fn tidegate_option(socket: &Socket, level: c_int, name: c_int) -> Option<io::Result<Vec<u8>>> {
+fn tidegate_option(
+    fd: c_int,
+    socket: &Socket,
+    level: c_int,
+    name: c_int,
+) -> Option<io::Result<Vec<u8>>> {
     let bytes = |number: c_int| number.to_ne_bytes().to_vec();
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
@@ -380,11 +409,23 @@ fn tidegate_option(socket: &Socket, level: c_int, name: c_int) -> Option<io::Res
         (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
             Some(Ok(bytes(matches!(socket.endpoint, Endpoint::Listener(_)).into())))
         }
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => match &socket.endpoint {
+            // A size that the application has set is reported as the kernel does.
+            Endpoint::Stream(stream) if !options::has_chosen_buffer_bytes(fd, name) => {
+                let chosen = stream.stream.options().map(|options| match name {
+                    libc::SO_SNDBUF => options.send_buffer_bytes,
+                    _ => options.receive_buffer_bytes,
+                });
+                Some(chosen.map(|size| bytes(c_int::try_from(size).unwrap_or(c_int::MAX))))
+            }
+            _ => None,
+        },
         (libc::IPPROTO_TCP, libc::TCP_INFO) => match &socket.endpoint {
             Endpoint::Stream(stream) => {
                 Some(stream.stream.info().map(|info| tcp_info::to_kernel(&info).to_vec()))
             }
-            _ => None,
+            Endpoint::Listener(_) => Some(Ok(tcp_info::of_listener().to_vec())),
+            Endpoint::Udp(_) => None,
         },
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match &socket.endpoint {
             Endpoint::Stream(stream) => {

@@ -1,11 +1,13 @@
-//! Control messages that an application requests with its datagrams, in the kernel's order.
+//! Control messages: those that an application requests with its datagrams, in the kernel's order,
+//! and those that it passes with a datagram to send.
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use libc::c_int;
-use tidegate::DatagramMeta;
+use tidegate::{DatagramMeta, UdpSendOptions};
 
 use crate::local_addresses;
 use crate::raw::ControlMessage;
@@ -28,6 +30,9 @@ const REQUESTS: [(c_int, c_int); 10] = [
     (libc::IPPROTO_IP, libc::IP_RECVTOS),
 ];
 
+/// Bits of the first of [`REQUESTS`], which request the time of receiving.
+const TIME_REQUESTS: u32 = 0b1111;
+
 /// True for an option that requests a control message.
 pub(super) fn is_request(level: c_int, name: c_int) -> bool {
     REQUESTS.contains(&(level, name))
@@ -43,6 +48,11 @@ impl ControlRequests {
         let bits = REQUESTS.iter().enumerate();
         let bits = bits.filter(|(_, (level, name))| is_on(*level, *name));
         self.0.store(bits.map(|(index, _)| 1 << index).sum(), Ordering::Relaxed);
+    }
+
+    /// True if the time of receiving is requested.
+    pub(super) fn include_time(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & TIME_REQUESTS != 0
     }
 
     /// Messages for a datagram.
@@ -96,8 +106,56 @@ fn message(level: c_int, name: c_int, datagram: &DatagramMeta) -> Option<Control
     Some(ControlMessage { level, kind, data })
 }
 
+/// Applies a control message of a datagram to be sent, to IPv4 or IPv6.
+///
+/// # Errors
+/// `EINVAL` for a value that the kernel refuses.
+pub(crate) fn apply_to_sent(
+    one: &ControlMessage,
+    is_v4: bool,
+    options: &mut UdpSendOptions,
+) -> io::Result<()> {
+    let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+    let number = || one.data.first_chunk().map(|&bytes| c_int::from_ne_bytes(bytes));
+    let byte = |number: c_int| u8::try_from(number).map_err(|_| invalid());
+    // With -1 the socket's value counts.
+    let byte_or_default = |number| if number == -1 { Ok(None) } else { byte(number).map(Some) };
+    match (one.level, one.kind) {
+        (libc::IPPROTO_IP, libc::IP_PKTINFO) if is_v4 => {
+            let address = one.data.get(4..8).and_then(<[u8]>::first_chunk::<4>);
+            let from = IpAddr::from(*address.ok_or_else(invalid)?);
+            options.from = Some(from).filter(|ip| !ip.is_unspecified());
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+            let address = one.data.first_chunk::<16>();
+            let from = IpAddr::from(*address.ok_or_else(invalid)?).to_canonical();
+            options.from = Some(from).filter(|ip| !ip.is_unspecified());
+        }
+        (libc::IPPROTO_IP, libc::IP_TTL) if is_v4 => {
+            let hop_limit = byte(number().ok_or_else(invalid)?)?;
+            options.hop_limit = Some(hop_limit).filter(|&limit| limit > 0);
+            options.hop_limit.ok_or_else(invalid)?;
+        }
+        (libc::IPPROTO_IP, libc::IP_TOS) if is_v4 => {
+            let class = match *one.data {
+                [class] => Ok(class),
+                _ => byte(number().ok_or_else(invalid)?),
+            };
+            options.traffic_class = Some(class?);
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if !is_v4 => {
+            options.hop_limit = byte_or_default(number().ok_or_else(invalid)?)?;
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if !is_v4 => {
+            options.traffic_class = byte_or_default(number().ok_or_else(invalid)?)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
 /// Time since 1970 of a time of the monotonic clock.
-fn real_time(monotonic_ns: u64) -> Duration {
+pub(super) fn real_time(monotonic_ns: u64) -> Duration {
     let now = |clock| {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the kernel writes the time.

@@ -1,11 +1,13 @@
 //! Sockets that have moved to Tidegate.
 
 pub(crate) mod control;
+pub(crate) mod error_queue;
 pub(crate) mod install;
 pub(crate) mod linger;
 pub(crate) mod moving;
 pub(crate) mod options;
-mod tcp;
+mod receive_time;
+pub(crate) mod tcp;
 pub(crate) mod tcp_info;
 pub(crate) mod transfer;
 pub(crate) mod udp;
@@ -78,6 +80,7 @@ pub(crate) struct Udp {
     pub(crate) is_connected: AtomicBool,
     /// Datagrams are not fragmented (`IP_MTU_DISCOVER`).
     dont_fragment: AtomicBool,
+    pub(crate) receive_time: receive_time::ReceiveTime,
 }
 
 /// Timeout in milliseconds; 0 is none.

@@ -100,7 +100,13 @@ fn reserve_listener(fd: i32, net: &Net) -> io::Result<()> {
     }
 }
 
+/// Moves a UDP socket, unless another thread has just moved it.
 fn move_udp(fd: i32, net: &'static Net, local: SocketAddr, is_v6: bool) -> io::Result<MoveOutcome> {
+    let _lock = fd_table::lock_moves();
+    if let Some(moved) = fd_table::socket(fd) {
+        return Ok(MoveOutcome::Tidegate(moved));
+    }
+    let local = udp_bind_address(fd, local, is_v6);
     reserve_bound_port(fd, net, local)?;
     let stack_address = to_stack_address(local);
     let socket = UdpSocket::bind_with(net, stack_address, options::udp_options(fd, is_v6))?;
@@ -182,7 +188,7 @@ pub(crate) fn on_connect(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Re
             Ok(install(fd, Socket::new(net, endpoint, is_v6, false)))
         }
         Protocol::Udp => {
-            let outcome = move_udp(fd, net, udp_bind_address(fd, local, is_v6), is_v6)?;
+            let outcome = move_udp(fd, net, local, is_v6)?;
             if let MoveOutcome::Tidegate(socket) = &outcome {
                 connect_udp(socket, peer)?;
             }
@@ -210,6 +216,16 @@ fn start_connect(
         false => ip,
     };
     TcpStream::connect_from(net, SocketAddr::new(ip, local.port()), peer, options)
+}
+
+/// Gives up the kernel socket's port after an attempt to connect was refused, if the application did
+/// not choose the port: another socket may be bound to it then, as at the kernel.
+pub(crate) fn release_unchosen_port(fd: i32) {
+    let has_port = |local: SocketAddr| local.port() != 0 && !local.ip().is_unspecified();
+    // On the kernel's addresses a peer could reach the socket while it listens.
+    if !runtime::uses_kernel_addresses() && raw::kernel_local_address(fd).is_some_and(has_port) {
+        options::release_unchosen_port(fd);
+    }
 }
 
 /// Connects a TCP socket again whose last attempt failed.
@@ -277,7 +293,7 @@ pub(crate) fn disconnect_stream(socket: &Arc<Socket>, stream: &Stream) {
 }
 
 /// Gives all descriptors of a socket back to the kernel.
-fn leave_to_kernel(socket: &Arc<Socket>) {
+pub(crate) fn leave_to_kernel(socket: &Arc<Socket>) {
     let is_this = |&fd: &i32| fd_table::socket(fd).is_some_and(|other| Arc::ptr_eq(&other, socket));
     for fd in fd_table::range(0, u32::MAX).filter(is_this) {
         epoll::on_returned(fd, socket);
@@ -301,5 +317,5 @@ pub(crate) fn on_send(fd: i32, local: SocketAddr, peer: SocketAddr) -> io::Resul
     if !may_move || is_loopback(local.ip()) || !has_address(net, Protocol::Udp, local) {
         return Ok(MoveOutcome::Kernel);
     }
-    move_udp(fd, net, udp_bind_address(fd, local, is_v6), is_v6)
+    move_udp(fd, net, local, is_v6)
 }

@@ -71,6 +71,19 @@ pub(crate) fn bind_any_port(fd: i32, is_v6: bool) -> Option<u16> {
     }
 }
 
+/// Makes the kernel release the port of a TCP socket, unless the application chose the port: it does so
+/// where a listener is disconnected.
+pub(crate) fn release_unchosen_port(fd: i32) {
+    let no_family = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    let len = size_of::<libc::sockaddr>() as socklen_t;
+    // SAFETY: the address has `len` bytes.
+    unsafe {
+        if real::listen(fd, 0) == 0 {
+            real::connect(fd, &raw const no_family, len);
+        }
+    }
+}
+
 /// Protocol of a kernel socket, and true for IPv6. `None` for sockets that are neither TCP nor
 /// UDP.
 pub(crate) fn protocol_and_family(fd: i32) -> Option<(Protocol, bool)> {
@@ -139,6 +152,11 @@ fn default_buffer_bytes(protocol: Protocol, name: c_int) -> Option<c_int> {
             value
         }
     })
+}
+
+/// True if the application has set this buffer size (`SO_SNDBUF` or `SO_RCVBUF`) of a TCP socket.
+pub(crate) fn has_chosen_buffer_bytes(fd: i32, name: c_int) -> bool {
+    chosen_buffer_bytes(fd, Protocol::Tcp, name).is_some()
 }
 
 /// Buffer size in bytes, if the application has set one. The kernel stores twice the value.
@@ -258,7 +276,17 @@ pub(crate) fn udp_options(fd: i32, is_v6: bool) -> UdpOptions {
         .hop_limit(hop_limit(fd, is_v6))
         .traffic_class(traffic_class(fd, is_v6))
         .dont_fragment(dont_fragment(fd, is_v6))
+        .report_errors(reports_errors(fd, is_v6))
         .queue_bytes(receive_buffer_bytes.map(|bytes| bytes as usize))
+}
+
+/// True if a kernel socket queues errors of its own family (`IP_RECVERR`).
+fn reports_errors(fd: i32, is_v6: bool) -> bool {
+    let (level, name) = match is_v6 {
+        true => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+        false => (libc::IPPROTO_IP, libc::IP_RECVERR),
+    };
+    get_int(fd, level, name) == Some(1)
 }
 
 /// Options that accepted connections inherit from a listener, if they differ from the defaults
@@ -269,6 +297,7 @@ pub(crate) fn inheritable(fd: i32) -> Vec<SocketOption> {
         (libc::SOL_SOCKET, libc::SO_REUSEPORT),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
     ];
     let chosen = names.into_iter().filter_map(|(level, name)| {
         let value = get_int(fd, level, name).filter(|&value| value != 0)?;
@@ -359,7 +388,9 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_IP => match name {
-            libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER => OptionEffect::Protocol,
+            libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER | libc::IP_RECVERR => {
+                OptionEffect::Protocol
+            }
             libc::IP_FREEBIND | libc::IP_BIND_ADDRESS_NO_PORT => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,
         },
@@ -367,6 +398,7 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             libc::IPV6_TCLASS
             | libc::IPV6_UNICAST_HOPS
             | libc::IPV6_MTU_DISCOVER
+            | libc::IPV6_RECVERR
             | libc::IPV6_DONTFRAG => OptionEffect::Protocol,
             libc::IPV6_V6ONLY => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,

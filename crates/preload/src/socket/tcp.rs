@@ -173,7 +173,7 @@ fn peek(
 }
 
 /// Copies `data` into the buffers in order.
-pub(super) fn scatter(mut data: &[u8], bufs: &mut [IoSliceMut<'_>]) {
+pub(crate) fn scatter(mut data: &[u8], bufs: &mut [IoSliceMut<'_>]) {
     for buf in bufs {
         let (chunk, rest) = data.split_at(data.len().min(buf.len()));
         buf[..chunk.len()].copy_from_slice(chunk);

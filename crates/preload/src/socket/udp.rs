@@ -4,9 +4,10 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidegate::{DatagramMeta, Source, UdpSocket};
+use tidegate::{DatagramMeta, Source, UdpSendOptions, UdpSocket};
 
 use super::control::ControlRequests;
+use super::receive_time::ReceiveTime;
 use super::tcp::scatter;
 use super::{Socket, Udp};
 use crate::{real, rules};
@@ -28,6 +29,7 @@ impl Udp {
             control_requests: ControlRequests::default(),
             is_connected: AtomicBool::new(false),
             dont_fragment: AtomicBool::new(false),
+            receive_time: ReceiveTime::default(),
         }
     }
 
@@ -45,12 +47,18 @@ impl Udp {
             true => self.socket.recv_meta(buf),
             false => self.socket.peek_meta(buf),
         };
-        if let [one] = bufs {
-            return receive(one).map_err(with_code);
+        let received = match bufs {
+            [one] => receive(one).map_err(with_code)?,
+            _ => {
+                let mut joined = vec![0; bufs.iter().map(|buf| buf.len()).sum()];
+                let received = receive(&mut joined).map_err(with_code)?;
+                scatter(&joined[..received.len], bufs);
+                received
+            }
+        };
+        if !self.control_requests.include_time() {
+            self.receive_time.on_received(received.received_ns);
         }
-        let mut joined = vec![0; bufs.iter().map(|buf| buf.len()).sum()];
-        let received = receive(&mut joined).map_err(with_code)?;
-        scatter(&joined[..received.len], bufs);
         Ok(received)
     }
 
@@ -79,13 +87,13 @@ impl Udp {
         }
     }
 
-    /// Sends one datagram, optionally to an address and from a source address.
+    /// Sends one datagram with these header fields, to an address or to the connected peer.
     pub(crate) fn send(
         &self,
         socket: &Socket,
         data: &[IoSlice<'_>],
         to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        options: UdpSendOptions,
     ) -> io::Result<usize> {
         let joined;
         let payload = match data {
@@ -99,12 +107,7 @@ impl Udp {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         self.check_size(socket, payload.len(), to)?;
-        let sent = match (to, from) {
-            (to, Some(from)) => self.socket.send_from(payload, to, from),
-            (Some(to), None) => self.socket.send_to(payload, to),
-            (None, None) => self.socket.send(payload),
-        };
-        sent.map_err(|error| match error.kind() {
+        self.socket.send_with(payload, to, options).map_err(|error| match error.kind() {
             io::ErrorKind::NotConnected => io::Error::from_raw_os_error(libc::EDESTADDRREQ),
             _ => with_code(error),
         })

@@ -12,6 +12,7 @@ mod socket;
 mod tcp;
 mod transfer;
 mod udp;
+mod udp_errors;
 #[cfg(test)]
 mod wake_ups;
 

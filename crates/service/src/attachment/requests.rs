@@ -48,7 +48,9 @@ impl Attachment {
     ) -> io::Result<Handle> {
         let opened =
             self.request_socket(|tag| Command::Bind { tag, local, share_group, options })?;
-        self.register_socket(opened, SocketType::Udp, TcpOptions::default())
+        let handle = self.register_socket(opened, SocketType::Udp, TcpOptions::default())?;
+        self.socket(handle)?.error_reports.expect(options.report_errors);
+        Ok(handle)
     }
 
     /// Connects a UDP socket: it receives datagrams of `peer` only. `None` removes the

@@ -8,6 +8,7 @@ use tidegate_memory::shared::{PeerError, SharedWords};
 use tidegate_stack::{TcpOptions, TcpReadiness};
 
 use super::Attachment;
+use super::udp_errors::ErrorReports;
 use crate::ipc::command::{Command, Handle};
 use crate::ipc::layout::{MemoryLock, SharedMemory, SocketSlot, StreamIn, StreamKind, StreamOut};
 use crate::ipc::notification::OpenedSocket;
@@ -40,6 +41,8 @@ pub(super) struct AttachedSocket {
     errors_taken: u8,
     /// Another process held the socket too, and may still hold it.
     pub(super) may_be_shared: bool,
+    /// Errors about datagrams that the socket has sent.
+    pub(super) error_reports: ErrorReports,
     /// The application has shut down reading.
     pub(super) is_read_shut_down: bool,
     /// The application has shut down writing.
@@ -68,7 +71,8 @@ impl AttachedSocket {
     ) -> io::Result<Self> {
         let slot = memory.slot(slot)?.with_change_flag_in(own, opened.handle.slot)?;
         let socket = Self::in_slot(slot, opened, socket_type, TcpOptions::default())?;
-        Ok(Self { may_be_shared: true, ..socket })
+        let error_reports = ErrorReports::for_unknown_options();
+        Ok(Self { may_be_shared: true, error_reports, ..socket })
     }
 
     fn in_slot(
@@ -89,6 +93,7 @@ impl AttachedSocket {
             options,
             errors_taken: 0,
             may_be_shared: false,
+            error_reports: ErrorReports::default(),
             is_read_shut_down: false,
             is_write_shut_down: false,
         })
@@ -99,7 +104,8 @@ impl AttachedSocket {
         let slot = self.slot.with_change_flag_in(memory, self.handle.slot)?;
         let (read, write) = open_streams(self.socket_type, &slot)?;
         self.may_be_shared = true;
-        Ok(Self { slot, read, write, ..*self })
+        let error_reports = self.error_reports.for_other_holder();
+        Ok(Self { slot, read, write, error_reports, ..*self })
     }
 
     /// Prepares the streams for use: they continue where the last process left them. While
@@ -175,6 +181,13 @@ impl Attachment {
         let socket = self.socket(handle)?;
         let status = socket.status();
         let _lock = socket.lock_streams()?;
+        let socket = match socket.error_reports.are_expected() {
+            true => {
+                self.collect_error_reports(handle)?;
+                self.socket(handle)?
+            }
+            false => socket,
+        };
         let has_error = socket.has_error(&status);
         let is_closed = status.state == SocketState::Over;
         let read_closed = status.read_closed || is_closed || socket.is_read_shut_down;

@@ -133,8 +133,11 @@ impl Attachment {
     pub fn shutdown(&mut self, handle: Handle, how: Shutdown) -> io::Result<()> {
         let socket = self.socket(handle)?;
         match socket.status().state {
-            // The daemon ends the attempt, and reports the error.
-            SocketState::Connecting => {}
+            // The daemon ends the attempt, and has reported the error when the call returns.
+            SocketState::Connecting => {
+                self.send_command(Command::Shutdown { socket: handle, how })?;
+                return self.ping().map(|_| ());
+            }
             SocketState::Connected => {
                 socket.is_read_shut_down |= how != Shutdown::Write;
                 socket.is_write_shut_down |= how != Shutdown::Read;

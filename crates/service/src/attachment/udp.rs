@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::shared::PeerError;
-use tidegate_stack::UdpOptions;
+use tidegate_stack::{UdpOptions, UdpSendOptions};
 
 use super::Attachment;
 use crate::ipc::command::{Command, Handle};
@@ -49,6 +49,13 @@ impl Attachment {
             self.note_datagram_error(kind);
             return Err(kind.into());
         }
+        let socket = match socket.error_reports.are_expected() {
+            true => {
+                self.collect_error_reports(handle)?;
+                self.socket(handle)?
+            }
+            false => socket,
+        };
         let Some(read) = &mut socket.read else { return Err(io::ErrorKind::NotConnected.into()) };
         let mut header = [0; HEADER_BYTES];
         let parsed = match read.peek(0, &mut header) {
@@ -63,6 +70,7 @@ impl Attachment {
             hop_limit,
             traffic_class,
             received_ns,
+            is_error_report: false,
         }) = parsed
         else {
             return Err(self.disconnect(PeerError));
@@ -78,6 +86,9 @@ impl Attachment {
                 self.send_command(Command::Poll(handle))?;
             }
         }
+        // A daemon of an older build does not mark the fields as present.
+        let (hop_limit, traffic_class) =
+            (hop_limit.unwrap_or_default(), traffic_class.unwrap_or_default());
         Ok(ReceivedDatagram { len, full_len, from, to, hop_limit, traffic_class, received_ns })
     }
 
@@ -93,12 +104,12 @@ impl Attachment {
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] if the socket is closed.
     pub fn set_udp_options(&mut self, handle: Handle, options: UdpOptions) -> io::Result<()> {
-        self.socket(handle)?;
+        self.socket(handle)?.error_reports.expect(options.report_errors);
         self.send_command(Command::SetUdpOptions { socket: handle, options })
     }
 
-    /// Sends one datagram to `to`, or to the connected peer if `to` is `None`. `from` selects
-    /// the source address.
+    /// Sends one datagram to `to`, or to the connected peer if `to` is `None`. `options` are
+    /// header fields of this datagram; `None` selects those of the socket.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if the stream to the daemon has no space;
@@ -110,7 +121,7 @@ impl Attachment {
         handle: Handle,
         payload: &[u8],
         to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        options: impl Into<UdpSendOptions>,
     ) -> io::Result<()> {
         let socket = self.socket(handle)?;
         let _lock = socket.lock_streams()?;
@@ -133,7 +144,7 @@ impl Attachment {
             socket.slot.notify_on_tx_space.request();
             fits = has_space();
         }
-        let header = DatagramHeader::to_send(len, to, from).to_bytes();
+        let header = DatagramHeader::to_send(len, to, options).to_bytes();
         let padding = [0; 8];
         let padding = &padding[..record_bytes(len) - HEADER_BYTES - len];
         let written = match fits {

@@ -17,7 +17,7 @@ use super::plain::{LINK_BYTES, PlainLink, array_at};
 use super::template::prepend_headers;
 use crate::interface::Interface;
 use crate::ip::address::Addresses;
-use crate::udp::{DatagramFamily, Lookup, QueuedDatagram, SendEnds, UdpId, UdpTable};
+use crate::udp::{DatagramFamily, Lookup, QueuedDatagram, SendTarget, UdpId, UdpTable};
 
 /// Sum of the pseudo-header without the length, folded to 16 bits, so that adding a length to it
 /// cannot carry.
@@ -229,21 +229,24 @@ impl UdpTable {
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        ends: SendEnds,
+        target: SendTarget,
         frame: Frame,
     ) -> Option<Frame> {
         let Some(socket) = self.get(id) else { return Some(frame) };
-        let Some(remote) = ends.to.or(socket.remote).filter(|to| to.port() != 0) else {
+        let Some(remote) = target.to.or(socket.remote).filter(|to| to.port() != 0) else {
             return Some(frame);
         };
         if interface.transmit.len() >= interface.limits.transmit_frames {
             return Some(frame);
         }
-        let from = match ends.from {
+        let from = match target.options.from {
             None if !socket.local.ip().is_unspecified() => Some(socket.local.ip()),
             from => from,
         };
-        if !socket.uses_default_headers || socket.bound.is_ipv4() != remote.is_ipv4() {
+        if !socket.uses_default_headers
+            || !target.options.has_socket_headers()
+            || socket.bound.is_ipv4() != remote.is_ipv4()
+        {
             return Some(frame);
         }
         let ports = PortPair::new(socket.local.port(), remote.port());

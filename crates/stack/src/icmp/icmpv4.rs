@@ -55,7 +55,10 @@ impl Interface {
                 return Err(DropReason::IcmpIgnored);
             }
         };
-        Ok(IpInput::IcmpError(error, QuotedPacket::parse_v4(quote)?))
+        Ok(IpInput::IcmpError(
+            error,
+            QuotedPacket::parse_v4(quote)?.with_origin(header.source, payload),
+        ))
     }
 
     fn reply_to_echo_v4(

@@ -72,7 +72,10 @@ impl Interface {
             | Icmpv6Message::Mld(_)
             | Icmpv6Message::Other { .. } => return Err(DropReason::IcmpIgnored),
         };
-        Ok(IpInput::IcmpError(error, QuotedPacket::parse_v6(quote)?))
+        Ok(IpInput::IcmpError(
+            error,
+            QuotedPacket::parse_v6(quote)?.with_origin(header.source, payload),
+        ))
     }
 
     fn reply_to_echo_v6(

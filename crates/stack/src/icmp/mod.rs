@@ -8,6 +8,6 @@ mod received;
 mod reply;
 mod report_schedule;
 
-pub(crate) use received::{QuotedPacket, ReceivedIcmpError};
+pub(crate) use received::{IcmpOrigin, QuotedPacket, ReceivedIcmpError};
 pub(crate) use reply::PendingReply;
 pub(crate) use report_schedule::ReportSchedule;

@@ -35,9 +35,19 @@ pub(crate) enum ReceivedIcmpError {
     TooBig(usize),
 }
 
+/// Sender, type and code of an ICMP error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IcmpOrigin {
+    pub(crate) reporter: IpAddr,
+    pub(crate) icmp_type: u8,
+    pub(crate) icmp_code: u8,
+}
+
 /// Packet quoted by an ICMP error: addresses, protocol, packet length, and the bytes behind the IP
 /// headers.
 pub(crate) struct QuotedPacket<'a> {
+    /// Origin of the error; `None` if this host found it.
+    origin: Option<IcmpOrigin>,
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
     pub(crate) protocol: Protocol,
@@ -46,6 +56,24 @@ pub(crate) struct QuotedPacket<'a> {
 }
 
 impl<'a> QuotedPacket<'a> {
+    /// The packet with the sender of the error and its message.
+    pub(crate) fn with_origin(self, reporter: impl Into<IpAddr>, message: &[u8]) -> Self {
+        let origin = match *message {
+            [icmp_type, icmp_code, ..] => {
+                Some(IcmpOrigin { reporter: reporter.into(), icmp_type, icmp_code })
+            }
+            _ => None,
+        };
+        Self { origin, ..self }
+    }
+
+    /// Origin of the error. A neighbour that does not answer counts as an unreachable host, which this
+    /// host reports to itself.
+    pub(crate) fn origin(&self) -> IcmpOrigin {
+        let (icmp_type, icmp_code) = if self.source.is_ipv4() { (3, 1) } else { (1, 3) };
+        self.origin.unwrap_or(IcmpOrigin { reporter: self.source, icmp_type, icmp_code })
+    }
+
     /// Parses the beginning of an IP packet of either family.
     pub(crate) fn parse(quote: &'a [u8]) -> Result<Self, DropReason> {
         if is_ipv4(quote) { Self::parse_v4(quote) } else { Self::parse_v6(quote) }
@@ -59,6 +87,7 @@ impl<'a> QuotedPacket<'a> {
             return Err(DropReason::IcmpQuote);
         }
         Ok(Self {
+            origin: None,
             source: IpAddr::V4(header.source),
             destination: IpAddr::V4(header.destination),
             protocol: header.protocol,
@@ -82,6 +111,7 @@ impl<'a> QuotedPacket<'a> {
         }
         let rest = walk.remainder();
         Ok(Self {
+            origin: None,
             source: IpAddr::V6(header.source),
             destination: IpAddr::V6(header.destination),
             protocol: rest.protocol,

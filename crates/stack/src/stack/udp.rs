@@ -1,11 +1,14 @@
 //! UDP calls of a stack.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use tidegate_memory::{Arena, Frame};
 
 use super::Stack;
-use crate::udp::{Datagram, DatagramInfo, InPlaceRequest, SendEnds, UdpId, UdpOptions, UdpRequest};
+use crate::udp::{
+    Datagram, DatagramInfo, InPlaceRequest, SendTarget, UdpErrorReport, UdpId, UdpOptions,
+    UdpRequest, UdpSendOptions,
+};
 use crate::{SendError, SocketError};
 
 impl Stack {
@@ -125,6 +128,13 @@ impl Stack {
         self.udp.take_error(id)
     }
 
+    /// Takes the oldest ICMP error about a datagram that the socket has sent. A socket queues them with
+    /// [`UdpOptions::report_errors`].
+    #[inline]
+    pub fn udp_take_error_report(&mut self, id: UdpId) -> Option<UdpErrorReport> {
+        self.udp.take_error_report(id)
+    }
+
     /// Allocates an empty frame with headroom for every header, to be filled and passed to
     /// [`Stack::udp_send_frame`].
     #[inline]
@@ -139,8 +149,8 @@ impl Stack {
         self.udp.queue_fill(id)
     }
 
-    /// Sends a copy of `payload`, fragmented if necessary. A connected socket may omit `to`. `from`
-    /// selects one of the local addresses as source, for a socket bound to the unspecified address.
+    /// Sends a copy of `payload`, fragmented if necessary. A connected socket may omit `to`.
+    /// `options` are header fields of this datagram; `None` selects those of the socket.
     ///
     /// # Errors
     /// See [`SendError`]; nothing was sent.
@@ -151,10 +161,11 @@ impl Stack {
         arena: &mut Arena,
         id: UdpId,
         to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        options: impl Into<UdpSendOptions>,
         payload: &[u8],
     ) -> Result<(), SendError> {
-        self.udp.send(&mut self.interface, now_ns, arena, id, SendEnds { to, from }, payload)
+        let target = SendTarget { to, options: options.into() };
+        self.udp.send(&mut self.interface, now_ns, arena, id, target, payload)
     }
 
     /// Sends the payload in `frame`. Frames from [`Stack::udp_alloc`] and received frames have
@@ -169,10 +180,11 @@ impl Stack {
         arena: &mut Arena,
         id: UdpId,
         to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        options: impl Into<UdpSendOptions>,
         frame: Frame,
     ) -> Result<(), SendError> {
-        self.udp.send_frame(&mut self.interface, now_ns, arena, id, SendEnds { to, from }, frame)
+        let target = SendTarget { to, options: options.into() };
+        self.udp.send_frame(&mut self.interface, now_ns, arena, id, target, frame)
     }
 
     /// Passes up to `max_datagrams` queued datagrams of a socket to `respond`, and sends the

@@ -374,7 +374,7 @@ impl TcpTable {
             self.update(now_ns, id.index);
             return Ok(());
         }
-        if !connection.is_synchronized() {
+        if !connection.is_synchronized() || connection.state == TcpState::TimeWait {
             return Err(TcpError::NotConnected);
         }
         if how != Shutdown::Write {

@@ -6,7 +6,7 @@ use tidegate_memory::Arena;
 use tidegate_wire::DropReason;
 
 use super::socket::Socket;
-use super::{Datagram, DatagramInfo, UdpId, UdpOptions, UdpTable};
+use super::{Datagram, DatagramInfo, UdpErrorReport, UdpId, UdpOptions, UdpTable};
 use crate::interface::Interface;
 use crate::ip::address::AddressKind;
 use crate::{SocketError, Transport};
@@ -62,7 +62,7 @@ impl UdpTable {
     ) -> Result<(), SocketError> {
         let socket = self.get(id).ok_or(SocketError::Closed)?;
         let peer = SocketAddr::new(remote.ip().to_canonical(), remote.port());
-        if peer.port() == 0 || peer.ip().is_unspecified() || !socket.accepts_peer(peer.ip()) {
+        if peer.ip().is_unspecified() || !socket.accepts_peer(peer.ip()) {
             return Err(SocketError::PeerInvalid(remote));
         }
         let local = match socket.bound.ip() {
@@ -110,7 +110,8 @@ impl UdpTable {
     /// Implements [`crate::Stack::udp_peer_addr`].
     pub(crate) fn peer_addr(&self, id: UdpId) -> Option<SocketAddr> {
         let socket = self.get(id)?;
-        socket.remote.map(|remote| socket.to_app_address(remote))
+        let remote = socket.remote.filter(|remote| remote.port() != 0)?;
+        Some(socket.to_app_address(remote))
     }
 
     /// Implements [`crate::Stack::udp_recv`].
@@ -156,6 +157,11 @@ impl UdpTable {
     /// Implements [`crate::Stack::udp_take_error`].
     pub(crate) fn take_error(&mut self, id: UdpId) -> Option<SocketError> {
         self.get_mut(id)?.error.take()
+    }
+
+    /// Implements [`crate::Stack::udp_take_error_report`].
+    pub(crate) fn take_error_report(&mut self, id: UdpId) -> Option<UdpErrorReport> {
+        self.get_mut(id)?.pop_error_report()
     }
 
     /// Implements [`crate::Stack::udp_queue_fill`].

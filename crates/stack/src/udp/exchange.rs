@@ -11,7 +11,7 @@ use tidegate_memory::{Arena, Frame, PackedChecksum};
 
 use super::family::{DatagramFamily, ReplyBuffers};
 use super::socket::Socket;
-use super::{Datagram, Payload, QueuedDatagram, SendEnds, UdpId, UdpTable};
+use super::{Datagram, Payload, QueuedDatagram, SendTarget, UdpId, UdpTable};
 use crate::Counters;
 use crate::fast_path::family::{Family, RawTuple, V4, V6};
 use crate::fast_path::template::HeaderTemplate;
@@ -407,11 +407,11 @@ impl UdpTable {
         (to, from): (SocketAddr, IpAddr),
         payload: Payload,
     ) {
-        let ends = SendEnds { to: Some(to), from: Some(from) };
+        let target = SendTarget { to: Some(to), options: Some(from).into() };
         // The stack counts a failure under its drop reason.
         let _ = match payload {
-            Payload::Frame(frame) => self.send_frame(interface, now_ns, arena, id, ends, frame),
-            Payload::Owned(bytes) => self.send(interface, now_ns, arena, id, ends, &bytes),
+            Payload::Frame(frame) => self.send_frame(interface, now_ns, arena, id, target, frame),
+            Payload::Owned(bytes) => self.send(interface, now_ns, arena, id, target, &bytes),
         };
     }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use tidegate_wire::{DropReason, UdpHeader};
 
-use super::UdpTable;
+use super::{UdpErrorReport, UdpTable};
 use crate::icmp::{QuotedPacket, ReceivedIcmpError};
 use crate::interface::Interface;
 use crate::ip::path_mtu::QuotedKind;
@@ -71,6 +71,11 @@ impl UdpTable {
             return Ok(());
         }
         socket.error = Some(error);
+        if socket.options.report_errors {
+            let mut report = UdpErrorReport::new(presented, icmp_error, quote, &udp);
+            report.reporter = socket.to_app_ip(report.reporter);
+            socket.push_error_report(report);
+        }
         if !socket.error_notified {
             socket.error_notified = true;
             interface.events.push_back(Event::UdpError(id));

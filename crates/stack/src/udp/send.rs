@@ -12,13 +12,62 @@ use crate::ip::address::AddressKind;
 use crate::ip::packet::Packet;
 use crate::ip::path::Path;
 
-/// Addresses that a call to send gave.
+/// Header fields of one datagram that differ from those of its socket.
+///
+/// # Examples
+/// ```
+/// use std::net::IpAddr;
+/// use tidegate_stack::UdpSendOptions;
+///
+/// let from: IpAddr = "192.0.2.1".parse().unwrap();
+/// let options = UdpSendOptions::from(Some(from)).hop_limit(1);
+/// assert_eq!((options.from, options.traffic_class), (Some(from), None));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use]
+pub struct UdpSendOptions {
+    /// Source address: one of the local addresses, for a socket bound to the unspecified address.
+    /// `None` selects that of the socket or of the path.
+    pub from: Option<IpAddr>,
+    /// Hop limit or time to live; `None` selects that of the socket.
+    pub hop_limit: Option<u8>,
+    /// Traffic class byte; `None` selects that of the socket.
+    pub traffic_class: Option<u8>,
+}
+
+impl UdpSendOptions {
+    /// Sets the hop limit; `None` selects that of the socket.
+    pub fn hop_limit(self, hop_limit: impl Into<Option<u8>>) -> Self {
+        Self { hop_limit: hop_limit.into(), ..self }
+    }
+
+    /// Sets the traffic class byte; `None` selects that of the socket.
+    pub fn traffic_class(self, traffic_class: impl Into<Option<u8>>) -> Self {
+        Self { traffic_class: traffic_class.into(), ..self }
+    }
+
+    /// True if hop limit and traffic class are those of the socket.
+    #[inline(always)]
+    pub(crate) fn has_socket_headers(&self) -> bool {
+        self.hop_limit.is_none() && self.traffic_class.is_none()
+    }
+}
+
+impl From<Option<IpAddr>> for UdpSendOptions {
+    /// Options with this source address.
+    #[inline(always)]
+    fn from(from: Option<IpAddr>) -> Self {
+        Self { from, ..Self::default() }
+    }
+}
+
+/// Destination and options of a call to send.
 #[derive(Clone, Copy)]
-pub(crate) struct SendEnds {
+pub(crate) struct SendTarget {
     /// Destination; `None` for the peer of a connected socket.
     pub(crate) to: Option<SocketAddr>,
-    /// Source address; `None` for the address of the socket or of the path.
-    pub(crate) from: Option<IpAddr>,
+    pub(crate) options: UdpSendOptions,
 }
 
 /// Addresses, header fields and path of a datagram to send.
@@ -41,15 +90,15 @@ impl UdpTable {
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        ends: SendEnds,
+        target: SendTarget,
         payload: &[u8],
     ) -> Result<(), SendError> {
         if interface.transmit.len() < interface.limits.transmit_frames
             && let Some(frame) = arena.alloc_from(payload)
         {
-            return self.send_frame(interface, now_ns, arena, id, ends, frame);
+            return self.send_frame(interface, now_ns, arena, id, target, frame);
         }
-        let flow = self.flow(interface, now_ns, arena, id, ends)?;
+        let flow = self.flow(interface, now_ns, arena, id, target)?;
         if payload.len() > flow.max_unfragmented_bytes() {
             return send_fragmented(interface, arena, &flow, payload);
         }
@@ -64,11 +113,11 @@ impl UdpTable {
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        ends: SendEnds,
+        target: SendTarget,
         frame: Frame,
     ) -> Result<(), SendError> {
-        match self.send_plain(interface, now_ns, arena, id, ends, frame) {
-            Some(frame) => self.send_slow(interface, now_ns, arena, id, ends, frame),
+        match self.send_plain(interface, now_ns, arena, id, target, frame) {
+            Some(frame) => self.send_slow(interface, now_ns, arena, id, target, frame),
             None => Ok(()),
         }
     }
@@ -82,10 +131,10 @@ impl UdpTable {
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        ends: SendEnds,
+        target: SendTarget,
         frame: Frame,
     ) -> Result<(), SendError> {
-        let checked = self.flow(interface, now_ns, arena, id, ends).and_then(|flow| {
+        let checked = self.flow(interface, now_ns, arena, id, target).and_then(|flow| {
             interface.check_transmit_space(&flow.path)?;
             Ok(flow)
         });
@@ -120,10 +169,10 @@ impl UdpTable {
         now_ns: u64,
         arena: &mut Arena,
         id: UdpId,
-        ends: SendEnds,
+        target: SendTarget,
     ) -> Result<Flow, SendError> {
         let socket = self.get(id).ok_or(SendError::Closed)?;
-        let remote = match (ends.to, socket.remote) {
+        let remote = match (target.to, socket.remote) {
             (Some(to), _) => {
                 let remote = match to.ip() {
                     IpAddr::V4(_) => to,
@@ -143,19 +192,20 @@ impl UdpTable {
                 interface.counters.transmit_drops.count(DropReason::NoRoute);
             }
         })?;
-        let source = match ends.from {
+        let source = match target.options.from {
             Some(from) => interface.check_source(from.to_canonical(), remote.ip())?,
             None if local.ip().is_unspecified() => path.source,
             // A socket bound to a group or broadcast address cannot send from that address.
             None if interface.addresses.kind(local.ip()) != AddressKind::Local => path.source,
             None => local.ip(),
         };
+        let hop_limit = target.options.hop_limit.or(options.hop_limit);
         Ok(Flow {
             source,
             source_port: local.port(),
             remote,
-            hop_limit: options.hop_limit.unwrap_or(interface.hop_limit),
-            traffic_class: options.traffic_class,
+            hop_limit: hop_limit.unwrap_or(interface.hop_limit),
+            traffic_class: target.options.traffic_class.unwrap_or(options.traffic_class),
             dont_fragment: options.dont_fragment,
             path,
         })

@@ -61,7 +61,6 @@ impl UdpSocketSnapshot<'_> {
                         && (bound.ip() == from || bound.ip().is_unspecified())
                         && from.is_ipv4() == to.is_ipv4()
                         && to == to.to_canonical()
-                        && remote.port() != 0
                         && !to.is_unspecified()
                         && socket.accepts_peer(to)
                 }

@@ -10,6 +10,7 @@ use tidegate_wire::DropReason;
 use super::Datagram;
 use super::bind_terms::BindTerms;
 use super::datagram::{DatagramInfo, DatagramSnapshot, Payload};
+use super::error_report::{MAX_REPORTS, UdpErrorReport};
 use super::family::QueuedDatagram;
 use super::id::UdpId;
 use crate::fast_path::family::{V4, V6};
@@ -46,7 +47,8 @@ pub struct UdpOptions {
     /// path MTU fails.
     pub dont_fragment: bool,
     /// Reports ICMP errors on an unconnected socket too, and an exceeded hop limit. A connected
-    /// socket always reports the other errors.
+    /// socket always reports the other errors. Also queues each error with the datagram that it
+    /// quotes, see [`crate::Stack::udp_take_error_report`].
     pub report_errors: bool,
     /// Hop limit of sent packets; `None` selects that of the interface.
     pub hop_limit: Option<u8>,
@@ -137,10 +139,13 @@ pub(crate) struct Socket {
     queue: Fifo<QueuedDatagram>,
     /// Datagrams of the queue that do not carry their metadata in plain headers.
     metadata_queue: VecDeque<Datagram>,
-    /// Remaining space of the receive queue, in datagrams and in bytes.
+    /// Remaining space of the receive queue, in datagrams and in bytes. An empty queue takes a
+    /// datagram of any length, so the bytes may be negative.
     free_packets: usize,
-    free_bytes: usize,
+    free_bytes: isize,
     pub(crate) error: Option<SocketError>,
+    /// Errors about sent datagrams, oldest first. A snapshot leaves them out.
+    error_reports: VecDeque<UdpErrorReport>,
     /// No option changes the default header fields.
     pub(crate) uses_default_headers: bool,
     /// An error event is queued and not taken yet.
@@ -160,8 +165,9 @@ impl Socket {
             queue: Fifo::new(),
             metadata_queue: VecDeque::new(),
             free_packets: options.queue_packets.unwrap_or(usize::MAX),
-            free_bytes: options.queue_bytes.unwrap_or(usize::MAX),
+            free_bytes: signed(options.queue_bytes.unwrap_or(usize::MAX)),
             error: None,
+            error_reports: VecDeque::new(),
             uses_default_headers: options.uses_default_headers(),
             error_notified: false,
             readable_notified: false,
@@ -201,20 +207,22 @@ impl Socket {
         SocketAddr::new(self.to_app_ip(address.ip()), address.port())
     }
 
-    /// Checks that a datagram of `len` bytes fits in the queue.
+    /// Checks that a datagram of `len` bytes fits in the queue. The first one always does, as at the
+    /// kernel: a small buffer only keeps what is not read.
     ///
     /// # Errors
     /// [`DropReason::SocketQueueFull`].
     #[inline(always)]
     pub(crate) fn check_space(&self, len: usize) -> Result<(), DropReason> {
-        let has_space = self.free_packets > 0 && len <= self.free_bytes;
+        let fits = signed(len) <= self.free_bytes || self.queue.is_empty();
+        let has_space = self.free_packets > 0 && fits;
         if has_space { Ok(()) } else { Err(DropReason::SocketQueueFull) }
     }
 
     /// Number of datagrams and bytes in the receive queue.
     pub(crate) fn queued(&self) -> (usize, usize) {
         let (_, limit_bytes) = self.queue_limits();
-        (self.queue.len(), limit_bytes - self.free_bytes)
+        (self.queue.len(), (signed(limit_bytes) - self.free_bytes) as usize)
     }
 
     /// Receive queue limits in datagrams and bytes.
@@ -256,7 +264,7 @@ impl Socket {
         held: &'a mut u64,
     ) -> QueuePushBatch<'a> {
         let Self { queue, free_packets, free_bytes, .. } = self;
-        let space = (*free_packets).min(*free_bytes / max_datagram_bytes.max(1));
+        let space = (*free_packets).min((*free_bytes).max(0) as usize / max_datagram_bytes.max(1));
         let slots = queue.push_batch(queue.len() + space, wanted);
         QueuePushBatch { slots, bytes: 0, free_packets, free_bytes, held }
     }
@@ -302,13 +310,13 @@ impl Socket {
     #[inline(always)]
     fn reserve_space(&mut self, len: usize) {
         self.free_packets -= 1;
-        self.free_bytes -= len;
+        self.free_bytes -= signed(len);
     }
 
     #[inline(always)]
     fn release_space(&mut self, len: usize) {
         self.free_packets += 1;
-        self.free_bytes += len;
+        self.free_bytes += signed(len);
     }
 
     /// Changes the options, but not those of address sharing. The limits of the queue become no
@@ -318,11 +326,25 @@ impl Socket {
         let (held_packets, held_bytes) = self.queued();
         let packets = options.queue_packets.unwrap_or(usize::MAX).max(held_packets);
         let bytes = options.queue_bytes.unwrap_or(usize::MAX).max(held_bytes);
-        (self.free_packets, self.free_bytes) = (packets - held_packets, bytes - held_bytes);
+        (self.free_packets, self.free_bytes) =
+            (packets - held_packets, signed(bytes) - signed(held_bytes));
         self.uses_default_headers = options.uses_default_headers();
         self.options = UdpOptions { dual_stack, reuse_address, reuse_port, owner, ..options }
             .queue_packets(packets)
             .queue_bytes(bytes);
+    }
+
+    /// Queues an error about a sent datagram, unless too many are queued.
+    pub(super) fn push_error_report(&mut self, report: UdpErrorReport) {
+        if self.error_reports.len() < MAX_REPORTS {
+            self.error_reports.push_back(report);
+        }
+    }
+
+    /// Takes the oldest error about a sent datagram.
+    #[inline]
+    pub(super) fn pop_error_report(&mut self) -> Option<UdpErrorReport> {
+        self.error_reports.pop_front()
     }
 
     /// Queues a readiness event, unless one is queued already.
@@ -442,7 +464,7 @@ pub(crate) struct QueuePushBatch<'a> {
     /// Payload bytes of the datagrams queued by this batch.
     bytes: usize,
     free_packets: &'a mut usize,
-    free_bytes: &'a mut usize,
+    free_bytes: &'a mut isize,
     held: &'a mut u64,
 }
 
@@ -472,7 +494,7 @@ impl Drop for QueuePushBatch<'_> {
     fn drop(&mut self) {
         let count = self.slots.pushed();
         *self.free_packets -= count;
-        *self.free_bytes -= self.bytes;
+        *self.free_bytes -= signed(self.bytes);
         *self.held += count as u64;
     }
 }
@@ -483,7 +505,7 @@ pub(crate) struct QueuePopBatch<'a> {
     /// Length of the batch at its start.
     initial_len: usize,
     free_packets: &'a mut usize,
-    free_bytes: &'a mut usize,
+    free_bytes: &'a mut isize,
     held: &'a mut u64,
     delivered: &'a mut u64,
 }
@@ -497,7 +519,7 @@ impl QueuePopBatch<'_> {
     ) -> Option<QueuedDatagram> {
         let queued = self.batch.next_if(accept)?;
         if let QueuedDatagram::V4(frame) | QueuedDatagram::V6(frame) = &queued {
-            *self.free_bytes += frame.len();
+            *self.free_bytes += signed(frame.len());
         }
         Some(queued)
     }
@@ -517,6 +539,12 @@ impl Drop for QueuePopBatch<'_> {
         *self.held -= taken as u64;
         *self.delivered += taken as u64;
     }
+}
+
+/// Number of bytes for a difference that may be negative.
+#[inline(always)]
+fn signed(bytes: usize) -> isize {
+    isize::try_from(bytes).unwrap_or(isize::MAX)
 }
 
 /// Unspecified IPv4 address: all local IPv4 addresses.

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_stack::{AddressOwnership, Event, SocketError, UdpOptions};
+use tidegate_stack::{AddressOwnership, Event, SocketError, UdpErrorReport, UdpOptions};
 use tidegate_wire::{DropReason, MacAddr, Protocol};
 
 use crate::kit::packets::{
@@ -102,6 +102,18 @@ fn reports_errors_to_unconnected_socket_only_on_request() {
             let error = port_unreachable(family.host(2), family.host(1), packet_of(&sent));
             host.feed(&frame(&error));
             assert_eq!(host.stack.udp_take_error(socket).is_some(), report_errors);
+            let (icmp_type, icmp_code) = if family == Family::V4 { (3, 3) } else { (1, 4) };
+            let expected = UdpErrorReport {
+                remote: at(family.host(2), 53),
+                reporter: family.host(2),
+                icmp_type,
+                icmp_code,
+                mtu: 0,
+                payload: b"x"[..].into(),
+            };
+            let report = host.stack.udp_take_error_report(socket);
+            assert_eq!(report, report_errors.then_some(expected));
+            assert_eq!(host.stack.udp_take_error_report(socket), None);
             host.finish();
         }
     });

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_memory::Checksum;
-use tidegate_stack::{Event, SendError, SocketError, UdpId, UdpOptions};
+use tidegate_stack::{Event, SendError, SocketError, UdpId, UdpOptions, UdpSendOptions};
 use tidegate_wire::{DropReason, EthernetHeader, Ipv4Header, UdpHeader, VlanTag};
 
 use crate::kit::packets::{frame_to, packet_of, pseudo, udp, udp_frame, udp_packet};
@@ -337,6 +337,77 @@ fn receive_queue_is_bounded_by_packets_and_bytes() {
 }
 
 #[test]
+fn empty_receive_queue_takes_a_datagram_of_any_length() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
+        let options = UdpOptions::default().queue_bytes(10);
+        let socket = host.stack.udp_bind(at(family.unspecified(), 7), options).unwrap();
+        for len in [1000, 11, 10] {
+            host.feed(&udp_frame(family, (4000, 7), &vec![1; len]));
+            host.feed_dropped(&udp_frame(family, (4000, 7), b"x"), DropReason::SocketQueueFull);
+            assert_eq!(host.receive(socket).unwrap().2.len(), len);
+        }
+        // What was longer than the limit has not made the limit larger.
+        for _ in 0..2 {
+            host.feed(&udp_frame(family, (4000, 7), &[1; 5]));
+        }
+        host.feed_dropped(&udp_frame(family, (4000, 7), b"x"), DropReason::SocketQueueFull);
+        host.finish();
+    });
+}
+
+#[test]
+fn socket_connected_to_port_zero_has_an_address_and_no_peer() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
+        let socket = host.bind(at(family.unspecified(), 7));
+        host.stack.udp_connect(socket, at(family.host(2), 0)).unwrap();
+        assert_eq!(host.stack.udp_local_addr(socket), Some(at(family.host(1), 7)));
+        assert_eq!(host.stack.udp_peer_addr(socket), None);
+        host.feed_dropped(&udp_frame(family, (4000, 7), b"x"), DropReason::UdpNoSocket);
+        host.sent();
+        host.stack.udp_disconnect(socket).unwrap();
+        host.feed(&udp_frame(family, (4000, 7), b"x"));
+        assert!(host.receive(socket).is_some());
+        host.finish();
+    });
+}
+
+#[test]
+fn datagram_may_have_header_fields_of_its_own() {
+    for_each_family(|family| {
+        let mut host = TestHost::with_neighbour(2);
+        let options = UdpOptions::default().hop_limit(9).traffic_class(4);
+        let to = Some(at(family.host(2), 9));
+        for (socket_options, usual) in [(UdpOptions::default(), (64, 0)), (options, (9, 4))] {
+            let socket = host.stack.udp_bind(at(family.unspecified(), 0), socket_options).unwrap();
+            for (options, (hop_limit, traffic_class)) in [
+                (UdpSendOptions::default(), usual),
+                (UdpSendOptions::default().hop_limit(1), (1, usual.1)),
+                (UdpSendOptions::default().traffic_class(0xb8), (usual.0, 0xb8)),
+                (UdpSendOptions::default().hop_limit(255).traffic_class(0), (255, 0)),
+                (UdpSendOptions::default(), usual),
+            ] {
+                let TestHost { stack, arena, now_ns } = &mut host;
+                stack.udp_send(*now_ns, arena, socket, to, options, b"x").unwrap();
+                let sent = host.sent_one();
+                let found = match *packet_of(&sent) {
+                    [0x45, traffic_class, _, _, _, _, _, _, hop_limit, ..] => {
+                        (hop_limit, traffic_class)
+                    }
+                    [first, second, _, _, _, _, _, hop_limit, ..] => {
+                        (hop_limit, first << 4 | second >> 4)
+                    }
+                    _ => unreachable!("a packet has a header"),
+                };
+                assert_eq!(found, (hop_limit, traffic_class));
+            }
+        }
+        host.finish();
+    });
+}
+
+#[test]
 fn idle_readers_leave_frames_to_other_sockets() {
     for_each_family(|family| {
         for idle_count in [1, 2, 40] {
@@ -456,7 +527,7 @@ fn send_errors_name_the_reason() {
         settings.routes.clear();
         let mut host = TestHost::quiet(settings);
         let socket = host.bind(at(family.unspecified(), 53));
-        let mut send = |to: Option<SocketAddr>, from, payload: &[u8]| {
+        let mut send = |to: Option<SocketAddr>, from: Option<IpAddr>, payload: &[u8]| {
             let TestHost { stack, arena, now_ns } = &mut host;
             stack.udp_send(*now_ns, arena, socket, to, from, payload).unwrap_err()
         };

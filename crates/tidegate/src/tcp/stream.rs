@@ -236,7 +236,12 @@ impl TcpStream {
             Shutdown::Write => Half::Write,
             Shutdown::Both => Half::Both,
         };
-        self.inner.net.with(|ops| ops.tcp_shutdown(self.inner.id, half))
+        self.inner.net.with(|ops| {
+            ops.tcp_shutdown(self.inner.id, half)?;
+            // Other threads may wait for space, which the peer need not give any more.
+            ops.notify(SocketId::Stream(self.inner.id));
+            Ok(())
+        })
     }
 
     /// Address of the peer.
@@ -288,8 +293,13 @@ impl TcpStream {
     pub fn set_options(&self, change: impl FnOnce(&mut TcpOptions)) -> io::Result<()> {
         self.inner.net.with(|ops| {
             let mut options = ops.tcp_options(self.inner.id).ok_or(io::ErrorKind::NotConnected)?;
+            let before_bytes = options.send_buffer_bytes;
             change(&mut options);
-            ops.tcp_set_options(self.inner.id, options)
+            ops.tcp_set_options(self.inner.id, options)?;
+            if options.send_buffer_bytes > before_bytes {
+                ops.notify(SocketId::Stream(self.inner.id));
+            }
+            Ok(())
         })
     }
 

@@ -5,7 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use tidegate_engine::PortClaim;
-use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
+use tidegate_stack::{
+    Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpErrorReport, UdpId, UdpOptions,
+    UdpSendOptions,
+};
 
 use super::closed_sockets::ClosedSockets;
 use super::datagram::DatagramMeta;
@@ -110,9 +113,10 @@ pub(crate) trait SocketOps {
         id: UdpId,
         payload: &[u8],
         to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        options: UdpSendOptions,
     ) -> OpResult<()>;
     /// Transmits the datagrams of the previous calls.
     fn udp_flush(&mut self) -> io::Result<()>;
     fn udp_take_error(&mut self, id: UdpId) -> Option<io::Error>;
+    fn udp_take_error_report(&mut self, id: UdpId) -> io::Result<Option<UdpErrorReport>>;
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidegate_engine::PortClaim;
-use tidegate_stack::{UdpId, UdpOptions};
+use tidegate_stack::{UdpErrorReport, UdpId, UdpOptions, UdpSendOptions};
 
 use crate::net::handle::Net;
 use crate::net::source::{Pollable, Source};
@@ -248,7 +248,7 @@ impl UdpSocket {
     /// an earlier ICMP error of the connected peer's host.
     pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
         let to = to.to_socket_addrs()?.next().ok_or_else(no_address)?;
-        self.send_one(payload, Some(to), None)
+        self.send_with(payload, Some(to), UdpSendOptions::default())
     }
 
     /// Sends one datagram to the connected peer.
@@ -256,7 +256,7 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::send_to`], and [`io::ErrorKind::NotConnected`].
     pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
-        self.send_one(payload, None, None)
+        self.send_with(payload, None, UdpSendOptions::default())
     }
 
     /// Sends one datagram from this local address, to `to` or to the connected peer.
@@ -269,18 +269,22 @@ impl UdpSocket {
         to: Option<SocketAddr>,
         from: IpAddr,
     ) -> io::Result<usize> {
-        self.send_one(payload, to, Some(from))
+        self.send_with(payload, to, Some(from).into())
     }
 
-    fn send_one(
+    /// Sends one datagram with these header fields, to `to` or to the connected peer.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_to`].
+    pub fn send_with(
         &self,
         payload: &[u8],
         to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        options: UdpSendOptions,
     ) -> io::Result<usize> {
         self.wait_writable(|ops| {
             ops.read_clock();
-            let sent = ops.udp_send(self.inner.id, payload, to, from);
+            let sent = ops.udp_send(self.inner.id, payload, to, options);
             unless_blocked(sent.and_then(|()| Ok(ops.udp_flush().map(|()| payload.len())?)))
         })
     }
@@ -298,7 +302,7 @@ impl UdpSocket {
             ops.read_clock();
             let mut sent = 0;
             for &(payload, to) in datagrams {
-                match ops.udp_send(self.inner.id, payload, Some(to), None) {
+                match ops.udp_send(self.inner.id, payload, Some(to), UdpSendOptions::default()) {
                     Ok(()) => sent += 1,
                     Err(error) if sent == 0 => return unless_blocked(Err(error)),
                     Err(_) => break,
@@ -356,6 +360,15 @@ impl UdpSocket {
     /// None; the signature is that of `std::net`.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         Ok(self.inner.net.with(|ops| ops.udp_take_error(self.inner.id)))
+    }
+
+    /// Takes the oldest ICMP error about a datagram that the socket has sent, with the beginning of
+    /// the datagram. A socket has them with [`UdpOptions::report_errors`].
+    ///
+    /// # Errors
+    /// None while the socket is open.
+    pub fn take_error_report(&self) -> io::Result<Option<UdpErrorReport>> {
+        self.inner.net.with(|ops| ops.udp_take_error_report(self.inner.id))
     }
 
     /// Creates a second handle of the same socket.

@@ -47,7 +47,8 @@ impl SocketServer {
             }
             Command::SetOptions { socket, options } => {
                 self.set_options(app, socket, limited(options));
-                return Ok(None);
+                // A larger send buffer may have space.
+                return Ok(app.key(socket));
             }
             Command::SetUdpOptions { socket, options } => {
                 self.set_udp_options(app, socket, options);

@@ -45,9 +45,10 @@ impl PendingDatagram {
             len,
             remote: Some(remote),
             local: Some(local),
-            hop_limit,
-            traffic_class,
+            hop_limit: Some(hop_limit),
+            traffic_class: Some(traffic_class),
             received_ns,
+            is_error_report: false,
         }
     }
 

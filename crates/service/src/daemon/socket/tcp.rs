@@ -34,7 +34,9 @@ impl AppSocket {
         let readiness = stack.tcp_readiness(id);
         let state = match stack.tcp_state(id) {
             Some(TcpState::SynSent | TcpState::SynReceived) => SocketState::Connecting,
-            None | Some(TcpState::Closed) if stack.tcp_readable(id) == 0 => SocketState::Over,
+            None | Some(TcpState::Closed | TcpState::TimeWait) if stack.tcp_readable(id) == 0 => {
+                SocketState::Over
+            }
             _ => SocketState::Connected,
         };
         // The end of the stream is reported after its last byte.

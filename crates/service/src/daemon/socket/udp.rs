@@ -18,7 +18,8 @@ impl AppSocket {
         max_bytes: usize,
     ) -> Result<PollResult, PeerError> {
         let SocketKind::Udp(datagrams) = &mut self.kind else { return Ok(PollResult::default()) };
-        let received = receive(datagrams, engine, || self.slot.poll_on_rx_space.request())?;
+        let received = receive(datagrams, engine, || self.slot.poll_on_rx_space.request())?
+            | pass_error_reports(datagrams, engine)?;
         let sent = send(datagrams, engine, max_bytes)?;
         let id = datagrams.id;
         let mut notify = received || sent.consumed && self.slot.notify_on_tx_space.take();
@@ -77,6 +78,26 @@ fn receive(
     Ok(received)
 }
 
+/// Moves error reports to the application. As at the kernel, a report without space is lost.
+fn pass_error_reports(datagrams: &mut UdpEndpoint, engine: &mut Engine) -> Result<bool, PeerError> {
+    let UdpEndpoint { id, to_app, .. } = datagrams;
+    let mut passed = false;
+    while let Some(report) = engine.parts().0.udp_take_error_report(*id) {
+        let len = report.payload.len();
+        if to_app.space_within(usize::MAX)? < record_bytes(len) {
+            continue;
+        }
+        to_app.write(&DatagramHeader::of_error_report(&report).to_bytes())?;
+        to_app.write(&report.payload)?;
+        to_app.write(&PADDING[..record_bytes(len) - HEADER_BYTES - len])?;
+        passed = true;
+    }
+    if passed {
+        to_app.publish();
+    }
+    Ok(passed)
+}
+
 /// Outcome of sending.
 #[derive(Default)]
 struct SendOutcome {
@@ -110,8 +131,8 @@ fn send(
         }
         let mut head = [0; HEADER_BYTES];
         from_app.peek(0, &mut head)?;
-        let DatagramHeader { len, remote, local, .. } =
-            DatagramHeader::from_bytes(&head).ok_or(PeerError)?;
+        let header = DatagramHeader::from_bytes(&head).ok_or(PeerError)?;
+        let (DatagramHeader { len, remote, .. }, options) = (header, header.send_options());
         if available < record_bytes(len) {
             return Err(PeerError);
         }
@@ -121,13 +142,13 @@ fn send(
             Some(mut frame) if arena.space(&frame) >= len => {
                 arena.set_len(&mut frame, len);
                 from_app.peek(HEADER_BYTES, arena.bytes_mut(&mut frame))?;
-                stack.udp_send_frame(now_ns, arena, *id, remote, local, frame)
+                stack.udp_send_frame(now_ns, arena, *id, remote, options, frame)
             }
             Some(frame) => {
                 arena.free(frame);
                 let mut payload = vec![0; len];
                 from_app.peek(HEADER_BYTES, &mut payload)?;
-                stack.udp_send(now_ns, arena, *id, remote, local, &payload)
+                stack.udp_send(now_ns, arena, *id, remote, options, &payload)
             }
         };
         match result {

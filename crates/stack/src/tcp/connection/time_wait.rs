@@ -15,6 +15,8 @@ impl Connection {
     /// Enters TIME-WAIT: both sides have sent and acknowledged everything.
     pub(crate) fn enter_time_wait(&mut self, now_ns: u64, shared: &mut TcpShared) {
         self.state = TcpState::TimeWait;
+        // The application may wait for the end of the connection.
+        self.flags.insert(ConnFlags::NOTIFY_READABLE);
         self.release_sending(shared);
         self.timers.clear_rtx();
         self.timers.set_idle(now_ns, shared.time_wait_ns);

@@ -66,7 +66,7 @@ impl AttachedCore {
         // Requests to a multicast or broadcast address are answered from the interface's
         // address.
         let from = self.has_address(request.to.to_canonical()).then_some(request.to);
-        let mut sent = self.udp_send(id, reply, Some(request.from), from);
+        let mut sent = self.udp_send(id, reply, Some(request.from), from.into());
         if let Err(OpError::Failed(error)) = sent {
             if let Some(failure) = self.failure() {
                 return Err(failure);
@@ -75,7 +75,7 @@ impl AttachedCore {
                 return Err(error);
             }
             // The error may be that of an earlier reply.
-            sent = self.udp_send(id, reply, Some(request.from), from);
+            sent = self.udp_send(id, reply, Some(request.from), from.into());
         }
         let (Ok(()) | Err(_)) = sent;
         Ok(())

@@ -9,7 +9,10 @@ use tidegate_engine::PortClaim;
 use tidegate_memory::OwnFd;
 use tidegate_service::attachment::{Attachment, ReceivedDatagram};
 use tidegate_service::{Handle, Shard, ShareGroupId, SocketState};
-use tidegate_stack::{Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpId, UdpOptions};
+use tidegate_stack::{
+    Shutdown, TcpId, TcpInfo, TcpListenerId, TcpOptions, UdpErrorReport, UdpId, UdpOptions,
+    UdpSendOptions,
+};
 
 use super::attachments::Attachments;
 use super::core::{AttachedCore, daemon_exited};
@@ -474,12 +477,12 @@ impl SocketOps for AttachedCore {
         id: UdpId,
         payload: &[u8],
         to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        options: UdpSendOptions,
     ) -> OpResult<()> {
         let Self { attachments, shards, .. } = self;
         let sent = shards.send_from_last_used(id.to_bits(), |shard| {
             let sent = attachments.attachment_of(shard).and_then(|(attachment, socket)| {
-                attachment.send_datagram(socket, payload, to, from)
+                attachment.send_datagram(socket, payload, to, options)
             });
             unless_blocked(sent.map_err(OpError::from))
         });
@@ -492,5 +495,15 @@ impl SocketOps for AttachedCore {
 
     fn udp_take_error(&mut self, id: UdpId) -> Option<io::Error> {
         self.shards.shards_of(id.to_bits()).into_iter().find_map(|shard| self.take_error(shard))
+    }
+
+    fn udp_take_error_report(&mut self, id: UdpId) -> io::Result<Option<UdpErrorReport>> {
+        for shard in self.shards.shards_of(id.to_bits()) {
+            let (attachment, socket) = self.attachments.attachment_of(shard)?;
+            if let Some(report) = attachment.take_error_report(socket)? {
+                return Ok(Some(report));
+            }
+        }
+        Ok(None)
     }
 }

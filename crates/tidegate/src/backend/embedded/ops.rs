@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tidegate_device::steering::TransportProtocol;
 use tidegate_engine::{KernelPort, PortClaim};
 use tidegate_stack::{
-    DatagramInfo, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpState, UdpId,
-    UdpOptions,
+    DatagramInfo, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions, TcpState,
+    UdpErrorReport, UdpId, UdpOptions, UdpSendOptions,
 };
 
 use super::core::EmbeddedCore;
@@ -382,10 +382,10 @@ impl SocketOps for EmbeddedCore {
         id: UdpId,
         payload: &[u8],
         to: Option<SocketAddr>,
-        from: Option<IpAddr>,
+        options: UdpSendOptions,
     ) -> OpResult<()> {
         let (stack, arena, now_ns) = self.engine.parts();
-        Ok(stack.udp_send(now_ns, arena, id, to, from, payload)?)
+        Ok(stack.udp_send(now_ns, arena, id, to, options, payload)?)
     }
 
     fn udp_flush(&mut self) -> io::Result<()> {
@@ -394,5 +394,9 @@ impl SocketOps for EmbeddedCore {
 
     fn udp_take_error(&mut self, id: UdpId) -> Option<io::Error> {
         self.engine.parts().0.udp_take_error(id).map(io::Error::from)
+    }
+
+    fn udp_take_error_report(&mut self, id: UdpId) -> io::Result<Option<UdpErrorReport>> {
+        Ok(self.engine.parts().0.udp_take_error_report(id))
     }
 }
