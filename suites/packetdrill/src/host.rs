@@ -87,11 +87,8 @@ impl VirtualHost {
         for prefix in ["0.0.0.0/0", "::/0"] {
             config.routes.push(Route { prefix: cidr(prefix), gateway: None });
         }
-        let (frames, frame_size) = match profile.mtu > 1500 {
-            true => (1024, FrameSize::K64),
-            false => (8192, FrameSize::K2),
-        };
-        let memory = ArenaConfig { frames, frame_size, hugepages: false };
+        // Scripts inject segments that are larger than the MTU, too.
+        let memory = ArenaConfig { frames: 1024, frame_size: FrameSize::K64, hugepages: false };
         let mut host = Self {
             stack: Stack::new(config, START_NS).expect("a valid configuration"),
             arena: Arena::new(memory).expect("memory for packets"),

@@ -9,6 +9,8 @@ use crate::profile::System;
 
 const TCP_CC_INFO: i32 = 26;
 const SO_MEMINFO: i32 = 55;
+/// State number of a listener in the kernel's `tcp_info`.
+const LISTEN: u8 = 10;
 
 fn integer(value: &[u8]) -> Result<i32, Errno> {
     value.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes)).ok_or(libc::EINVAL)
@@ -39,7 +41,11 @@ fn tcp_info_bytes(info: &TcpInfo) -> Vec<u8> {
     // Newer kernels have more fields.
     let mut bytes = vec![0; 512];
     bytes[0] = state_number(info.state);
-    bytes[5] = u8::from(info.timestamps) | u8::from(info.sack) << 1 | u8::from(info.ecn) << 3;
+    let scales = info.send_window_shift > 0 || info.receive_window_shift > 0;
+    bytes[5] = u8::from(info.timestamps)
+        | u8::from(info.sack) << 1
+        | u8::from(scales) << 2
+        | u8::from(info.ecn) << 3;
     let mss = u32::from(info.mss_bytes).max(1);
     let fields = [
         (8, (info.rto_ns / 1000) as u32),
@@ -170,7 +176,11 @@ impl VirtualHost {
             }
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let info = connection.and_then(|id| self.stack.tcp_info(id));
-                Ok(tcp_info_bytes(&info.unwrap_or(TcpInfo::unknown(TcpState::Closed))))
+                let mut bytes = tcp_info_bytes(&info.unwrap_or(TcpInfo::unknown(TcpState::Closed)));
+                if matches!(socket.endpoint, Endpoint::Listener(_)) {
+                    bytes[0] = LISTEN;
+                }
+                Ok(bytes)
             }
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 let name = match options.congestion_control {

@@ -66,6 +66,8 @@ bitflags! {
         /// A SYN was sent without ECN bits, so data is not marked as ECN-capable (RFC 3168
         /// section 6.1.1).
         const SENDS_NO_ECT = 1 << 36;
+        /// Send the SYN-ACK of SYN-RECEIVED: the peer's SYN has arrived.
+        const SYN_ACK_NOW = 1 << 37;
     }
 }
 
@@ -101,6 +103,7 @@ pub(crate) const PERSISTENT_FLAGS: ConnFlags = ConnFlags::PASSIVE
     .union(ConnFlags::FIN_RECEIVED)
     .union(ConnFlags::READ_SHUT)
     .union(ConnFlags::ACK_NOW)
+    .union(ConnFlags::SYN_ACK_NOW)
     .union(ConnFlags::RESET_NOW)
     .union(ConnFlags::KEEPALIVE_NOW)
     .union(ConnFlags::FORCE_RETRANSMISSION)

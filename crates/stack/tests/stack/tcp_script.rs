@@ -25,6 +25,7 @@
 //!
 //! ```text
 //! < FLAGS SEQ[..END] [ack N] [win N] [ce] [urg N] [<OPTIONS>]   the peer sends
+//! << FLAGS ...                               the same; in one burst with the next packet
 //! > FLAGS SEQ[..END] [ack N] [win N] [ect] [<OPTIONS>]          the stack has sent
 //! < icmp too-big MTU SEQ | < icmp port SEQ | < icmp host SEQ | < icmp prohibited SEQ
 //!                                            quoting the stack's SEQ
@@ -133,6 +134,8 @@ pub struct Script {
     our_isn: Option<u32>,
     our_ts: Option<u32>,
     sent: VecDeque<(u64, Packet)>,
+    /// Frames of the peer that the stack receives together with its next one.
+    burst: Vec<Vec<u8>>,
     listener: Option<TcpListenerId>,
     connection: Option<TcpId>,
     written: u32,
@@ -198,6 +201,7 @@ impl Script {
             our_isn: None,
             our_ts: None,
             sent: VecDeque::new(),
+            burst: Vec::new(),
             listener: None,
             connection: None,
             written: 0,
@@ -427,7 +431,14 @@ impl Script {
         }
         match words {
             ["<", "icmp", rest @ ..] => self.inject_icmp(rest),
-            ["<", rest @ ..] => self.inject(rest),
+            ["<" | "<<", rest @ ..] => {
+                let packet = frame(&self.peer_packet(rest));
+                match (words[0], self.burst.is_empty()) {
+                    ("<", true) => self.host.feed(&packet),
+                    ("<", false) => self.host.feed_burst(self.burst.drain(..).chain([packet])),
+                    _ => self.burst.push(packet),
+                }
+            }
             ["drops", reason] => self.expect_drop(reason),
             _ => self.call(words),
         }
@@ -730,8 +741,8 @@ impl Script {
             })
     }
 
-    /// Feeds a segment from the peer.
-    fn inject(&mut self, words: &[&str]) {
+    /// Builds a packet of the peer.
+    fn peer_packet(&self, words: &[&str]) -> Vec<u8> {
         let (packet, _, len) = self.packet(words);
         let ours = self.our_isn.unwrap_or(0);
         let mut options = Vec::new();
@@ -784,8 +795,7 @@ impl Script {
         segment.extend(data);
         let (from, to) = (self.family.host(2), self.family.host(1));
         tcp::fill_checksum(transport_pseudo(Protocol::TCP, from, to, segment.len()), &mut segment);
-        let packet = ip_with_class(from, to, Protocol::TCP, packet.ecn, &segment);
-        self.host.feed(&frame(&packet));
+        ip_with_class(from, to, Protocol::TCP, packet.ecn, &segment)
     }
 
     /// Feeds an ICMP error from the peer's address that quotes a segment of the stack.

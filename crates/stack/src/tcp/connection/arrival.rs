@@ -56,7 +56,7 @@ impl Connection {
                 }
                 let in_time_wait = self.state == TcpState::TimeWait;
                 self.check_ack(now_ns, &segment, outcome, shared)?;
-                if in_time_wait && segment.len() > 0 {
+                if in_time_wait && segment.end() != self.receive.nxt {
                     self.send_challenge_ack(now_ns, &segment);
                 }
                 return self.process_payload(now_ns, &segment, shared);
@@ -104,7 +104,7 @@ impl Connection {
             // Simultaneous open (RFC 9293 section 3.5, figure 8).
             self.state = TcpState::SynReceived;
             self.restrict_ecn(segment);
-            self.acknowledge_now();
+            self.flags.insert(ConnFlags::SYN_ACK_NOW | ConnFlags::WANTS_OUTPUT);
             return Ok(false);
         }
         self.restrict_ecn(segment);
@@ -181,7 +181,7 @@ impl Connection {
             self.restrict_ecn(&segment);
             if !segment.is_ack() {
                 // Our SYN-ACK was lost.
-                self.acknowledge_now();
+                self.flags.insert(ConnFlags::SYN_ACK_NOW | ConnFlags::WANTS_OUTPUT);
                 return Ok(None);
             }
             (segment.seq, segment.flags) = (self.receive.nxt, without_syn(&segment));

@@ -62,14 +62,15 @@ impl Connection {
         Some(out)
     }
 
-    /// Returns the SYN or SYN-ACK if it is due, for the first time or as a retransmission.
+    /// Returns the SYN or SYN-ACK if it is due, for the first time or as a retransmission. A segment
+    /// that is no SYN is answered with an acknowledgement alone (RFC 5961 sections 3.2 and 4.2).
     fn syn_out(&mut self, now_ns: u64, shared: &mut TcpShared) -> Option<OutSegment> {
         let iss = self.send.base - 1;
         let first = self.recovery.flight.is_none();
         let is_retransmission = !first && self.flags.contains(ConnFlags::FORCE_RETRANSMISSION);
-        let answer = self.state == TcpState::SynReceived && self.flags.contains(ConnFlags::ACK_NOW);
-        if !first && !is_retransmission && !answer {
-            return None;
+        let is_answer = self.flags.take(ConnFlags::SYN_ACK_NOW);
+        if !first && !is_retransmission && !is_answer {
+            return self.ack_out(now_ns);
         }
         if first {
             self.record_sent(now_ns, shared, iss, iss + 1, true, false);

@@ -46,6 +46,11 @@ impl Undo {
         false
     }
 
+    /// True if nothing was sent again, not even by a tail probe.
+    fn has_resent_nothing(&self) -> bool {
+        self.resent_ms.is_none() && self.resent_bytes == 0
+    }
+
     /// True when an acknowledgement of new data is for a segment that was sent before the first
     /// retransmission (Eifel detection, RFC 3522 section 3.2).
     fn is_answer_to_original(&self, arrival: &AckArrival, ack: Seq) -> bool {
@@ -163,8 +168,13 @@ impl Recovery {
         duplicate: bool,
     ) -> bool {
         let is_recovering = self.phase != RecoveryPhase::Open;
+        // Acknowledgements of one burst report a loss and then the delivery, before any output.
+        let is_loss_gone = self.phase == RecoveryPhase::FastRecovery
+            && progress.delivered > 0
+            && self.lost_bytes() == 0;
         let is_needless = self.undo_mut().is_some_and(|undo| {
-            progress.dsack.is_some_and(|range| undo.count_duplicate(range))
+            is_loss_gone && undo.has_resent_nothing()
+                || progress.dsack.is_some_and(|range| undo.count_duplicate(range))
                 || progress.acked > 0 && is_recovering && undo.is_answer_to_original(arrival, ack)
         });
         if !is_needless && !self.judge_by_frto(send, progress, duplicate) {

@@ -113,6 +113,16 @@ impl TestHost {
         assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
     }
 
+    /// Passes frames to the stack that were received together.
+    pub fn feed_burst(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) {
+        let arena = &mut self.arena;
+        let allocated = frames.into_iter().map(|bytes| arena.alloc_from(&bytes));
+        let mut burst: Fifo<Frame> =
+            allocated.map(|frame| frame.expect("the arena has frames to receive into")).collect();
+        self.stack.handle_burst(self.now_ns, &mut burst, &mut self.arena);
+        assert_eq!(self.stack.counters().balance(), 0, "{:?}", self.stack.counters());
+    }
+
     /// Passes a frame to the stack, which must drop it for this reason and drop nothing else.
     #[track_caller]
     pub fn feed_dropped(&mut self, bytes: &[u8], reason: DropReason) {
