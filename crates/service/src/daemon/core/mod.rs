@@ -6,6 +6,7 @@
 
 mod active_apps;
 mod app_events;
+mod app_waker;
 mod commands;
 pub(super) mod cores;
 mod ending;
@@ -34,6 +35,7 @@ use tidegate_engine::{CpuContention, PriorityBoost, WakeFds, shorten_time_slice}
 
 use self::active_apps::ActiveApps;
 use self::app_events::AppEvents;
+pub(super) use self::app_waker::AppWaker;
 use self::cores::Cores;
 use self::ending::EndingApps;
 use self::inbox::Inbox;
@@ -58,6 +60,7 @@ pub(super) struct NetworkCore {
     pub(super) wake_fds: WakeFds,
     pub(super) apps: Vec<Option<Box<Application>>>,
     app_events: AppEvents,
+    pub(super) waker: AppWaker,
     active: ActiveApps,
     /// Application that has the first turn in the next round.
     first_turn: usize,
@@ -125,6 +128,7 @@ impl NetworkCore {
             wake_fds,
             apps: Vec::new(),
             app_events: AppEvents::new()?,
+            waker: AppWaker::new(),
             active: ActiveApps::default(),
             first_turn: 0,
             poll_queue: Vec::new(),

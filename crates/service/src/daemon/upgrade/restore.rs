@@ -24,6 +24,7 @@ use crate::daemon::socket::table::SocketTable;
 use crate::daemon::socket::{AppSocket, SocketKind};
 use crate::daemon::transfer::table::{IN_TRANSIT, SocketTransfer, TransferSnapshot, TransferTable};
 use crate::daemon::workers::{AppFd, NOBODY, UserWorkers};
+use crate::ipc::event_fds::EventFds;
 use crate::ipc::layout::{Geometry, SharedMemory};
 
 /// Restored parts of a core besides its engine.
@@ -136,11 +137,15 @@ pub(in crate::daemon) fn restore<'a>(
         .map(|saved| {
             let Some(mut saved) = saved else { return Ok(None) };
             kernel_sockets.push(std::mem::take(&mut saved.kernel_sockets));
-            let connection =
-                descriptors.next().ok_or(InvalidSnapshot("a connection is missing"))?;
             let memory = memory(saved.memory)?.clone();
-            let connection = AppFd::new(connection, saved.identity.uid, workers);
-            let app = Application::restore(saved, memory, connection, &settings)?;
+            let uid = saved.identity.uid;
+            let mut next = || {
+                let fd = descriptors.next().ok_or(InvalidSnapshot("a connection is missing"))?;
+                io::Result::Ok(AppFd::new(fd, uid, workers))
+            };
+            let connection = next()?;
+            let event_fds = EventFds { daemon: next()?, application: next()? };
+            let app = Application::restore(saved, memory, connection, event_fds, &settings)?;
             Ok(Some(Box::new(app)))
         })
         .collect::<io::Result<_>>()?;
