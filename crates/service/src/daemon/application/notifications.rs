@@ -6,8 +6,7 @@ use std::collections::VecDeque;
 use tidegate_memory::shared::{PeerError, Sender, WakeFlag, WordRange};
 
 use super::coalescing::WakeCoalescing;
-use crate::daemon::core::AppWaker;
-use crate::daemon::workers::AppFd;
+use crate::daemon::workers::{AppFd, AppWaker};
 use crate::ipc::notification::{NOTIFICATION_WORDS, Notification};
 
 /// Notifications on their way to an application.

@@ -6,7 +6,6 @@
 
 mod active_apps;
 mod app_events;
-mod app_waker;
 mod commands;
 pub(super) mod cores;
 mod ending;
@@ -35,7 +34,6 @@ use tidegate_engine::{CpuContention, PriorityBoost, WakeFds, shorten_time_slice}
 
 use self::active_apps::ActiveApps;
 use self::app_events::AppEvents;
-pub(super) use self::app_waker::AppWaker;
 use self::cores::Cores;
 use self::ending::EndingApps;
 use self::inbox::Inbox;
@@ -47,6 +45,7 @@ use self::server::SocketServer;
 use crate::daemon::application::Application;
 use crate::daemon::ids::{AppNumber, SocketKey};
 use crate::daemon::log::Log;
+use crate::daemon::workers::AppWaker;
 use crate::ipc::takeover_token::TakeoverToken;
 
 /// Load windows after which the migration sets are counted anew and work counters are halved.

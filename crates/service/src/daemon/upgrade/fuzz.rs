@@ -9,10 +9,9 @@ use tidegate_memory::shared::Region;
 
 use super::restore::restore;
 use super::snapshot::{DaemonSnapshot, FDS_PER_MEMORY};
-use crate::daemon::core::AppWaker;
 use crate::daemon::quota::AppSettings;
 use crate::daemon::transfer::table::{SocketTransfer, TransferTable};
-use crate::daemon::workers::UserWorkers;
+use crate::daemon::workers::{AppWaker, UserWorkers};
 use crate::ipc::layout::Geometry;
 
 /// Limits of a snapshot under test: words of eight bytes in a memory region, and descriptors.

@@ -2,7 +2,7 @@
 
 use tidegate_memory::shared::EventSignal;
 
-use crate::daemon::workers::AppFd;
+use super::AppFd;
 
 /// Wakes applications without waiting for them, whatever they do to their event descriptors.
 pub(in crate::daemon) struct AppWaker(Option<EventSignal>);
