@@ -11,6 +11,8 @@ mod bytes;
 #[cfg(not(loom))]
 mod copy;
 #[cfg(not(loom))]
+mod event_signal;
+#[cfg(not(loom))]
 mod peer;
 #[cfg(not(loom))]
 mod region;
@@ -23,6 +25,8 @@ mod wake_flag;
 #[cfg(not(loom))]
 pub use byte_range::ByteRange;
 pub use bytes::SharedBytes;
+#[cfg(not(loom))]
+pub use event_signal::EventSignal;
 #[cfg(not(loom))]
 pub use peer::{PeerCredentials, peer_credentials};
 #[cfg(not(loom))]

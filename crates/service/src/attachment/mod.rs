@@ -2,7 +2,7 @@
 //!
 //! An [`Attachment`] is one end of a set of rings, for one thread at a time. Its calls return at
 //! once, except for requests that need a reply. To wait for events, call
-//! [`Attachment::prepare_sleep`] and sleep on the attachment's descriptor.
+//! [`Attachment::prepare_sleep`] and sleep on the attachment's event descriptor.
 
 mod fork;
 #[cfg(test)]
@@ -18,13 +18,15 @@ mod wake_ups;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
+use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::event::{Timespec, epoll};
+use rustix::net::RecvFlags;
 use tidegate_memory::OwnFd;
 use tidegate_memory::shared::{PeerError, Receiver, Sender, WakeFlag, WordRange};
 use tidegate_stack::{TcpInfo, TcpTraffic};
@@ -37,6 +39,7 @@ use self::requests::REPLY_TIMEOUT;
 use self::socket::AttachedSocket;
 use crate::ipc::command::{COMMAND_WORDS, Command, Handle, Tag};
 use crate::ipc::connect::connect_to_daemon;
+use crate::ipc::event_fds::EventFds;
 use crate::ipc::handshake::{Hello, Welcome, receive_welcome, send_hello};
 use crate::ipc::layout::SharedMemory;
 pub use crate::ipc::notification::AddressInfo;
@@ -56,10 +59,6 @@ const MAX_EMPTY_POLLS: u32 = 1024;
 /// Time after which a command wakes the daemon although the wake-up was deferred.
 const MAX_WAKE_UP_DELAY: Duration = Duration::from_micros(100);
 
-/// Sleeps after which the wake-up bytes are read from the connection. The daemon sends at most two
-/// for each sleep, and a connection holds some 270.
-const MAX_UNDRAINED_SLEEPS: u32 = 64;
-
 /// Reply of the daemon to a request.
 #[derive(Clone, Copy, Debug)]
 enum Reply {
@@ -78,6 +77,10 @@ pub struct Attachment {
     token: TakeoverToken,
     cores: u32,
     connection: OwnFd,
+    event_fds: EventFds<OwnFd>,
+    /// Edge-triggered `epoll` of the event descriptor and the connection, for this attachment's own
+    /// waits.
+    events: OwnFd,
     memory: SharedMemory,
     /// Memory of other applications that holds sockets of this attachment.
     foreign_memories: Vec<SharedMemory>,
@@ -102,10 +105,8 @@ pub struct Attachment {
     changed: VecDeque<Handle>,
     last_tag: Tag,
     empty_polls: u32,
-    /// Number of threads that sleep on the descriptor.
+    /// Number of threads that sleep on the event descriptor.
     sleeping_threads: u32,
-    /// Sleeps since the wake-up bytes were last read.
-    undrained_sleeps: u32,
     /// Results of earlier address lookups.
     address_cache: HashMap<IpAddr, AddressInfo>,
     is_disconnected: bool,
@@ -119,11 +120,20 @@ fn daemon_exited_error() -> io::Error {
     )
 }
 
+/// True if events of [`Attachment::watch`] tell of the end of the daemon.
+pub fn has_hung_up(events: &[epoll::Event]) -> bool {
+    let ended = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+    events.iter().any(|event| {
+        let flags = event.flags;
+        flags.intersects(ended)
+    })
+}
+
 /// Connects, sends `hello` and waits for the welcome. Retries if the daemon hangs up.
 ///
 /// # Errors
 /// As [`connect_to_daemon`]; the error with which the daemon refuses.
-fn handshake(path: &Path, hello: &Hello) -> io::Result<(UnixStream, Welcome)> {
+fn handshake(path: &Path, hello: &Hello) -> io::Result<(UnixStream, Welcome<OwnedFd>)> {
     let mut attempts_left = MAX_HANDSHAKE_ATTEMPTS;
     loop {
         attempts_left -= 1;
@@ -177,14 +187,22 @@ impl Attachment {
         self.cores as usize
     }
 
-    fn new(connection: UnixStream, welcome: Welcome, path: &Path, name: &str) -> io::Result<Self> {
-        let Welcome { memory, token, cores } = welcome;
-        Ok(Self {
+    fn new(
+        connection: UnixStream,
+        welcome: Welcome<OwnedFd>,
+        path: &Path,
+        name: &str,
+    ) -> io::Result<Self> {
+        let Welcome { memory, event_fds, token, cores } = welcome;
+        let events = OwnFd::from(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let attachment = Self {
             path: path.to_owned(),
             name: name.to_owned(),
             token,
             cores,
             connection: OwnedFd::from(connection).into(),
+            event_fds: event_fds.map(OwnFd::from),
+            events,
             commands: memory.command_sender()?,
             notifications: memory.notification_receiver()?,
             daemon_sleeps: memory.daemon_sleeps()?,
@@ -203,10 +221,22 @@ impl Attachment {
             last_tag: 0,
             empty_polls: 0,
             sleeping_threads: 0,
-            undrained_sleeps: 0,
             address_cache: HashMap::new(),
             is_disconnected: false,
-        })
+        };
+        attachment.watch(&attachment.events)?;
+        Ok(attachment)
+    }
+
+    /// Adds what ends a sleep to an edge-triggered `epoll`: wake-ups of the daemon, and its end.
+    ///
+    /// # Errors
+    /// As `epoll_ctl`.
+    pub fn watch(&self, epoll: impl AsFd) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(0);
+        let edge = epoll::EventFlags::ET;
+        epoll::add(&epoll, &self.connection, data, edge | epoll::EventFlags::RDHUP)?;
+        Ok(epoll::add(&epoll, &self.event_fds.application, data, edge | epoll::EventFlags::IN)?)
     }
 
     /// Processes the daemon's notifications. Returns true if there was any.
@@ -218,7 +248,7 @@ impl Attachment {
             return Err(daemon_exited_error());
         }
         if self.empty_polls >= MAX_EMPTY_POLLS {
-            self.drain_wakeups()?;
+            self.check_connection()?;
         }
         let mut any = false;
         while let Some(words) =
@@ -305,43 +335,54 @@ impl Attachment {
         }
     }
 
-    /// Prepares a sleep on the descriptor, which becomes readable on the next notification.
-    /// Returns `false` if a notification has arrived already: do not sleep then. In both cases
-    /// call [`Attachment::end_sleep`] afterwards. Several threads may sleep at once: the thread
-    /// that wakes up processes the notifications of all.
+    /// Prepares a sleep on an `epoll` with the events of [`Attachment::watch`]. Returns `false` if a
+    /// notification has arrived already: do not sleep then. In both cases call
+    /// [`Attachment::end_sleep`] afterwards. Several threads may sleep at once: the thread that wakes
+    /// up processes the notifications of all.
     ///
     /// # Errors
     /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
     pub fn prepare_sleep(&mut self) -> io::Result<bool> {
-        self.sleeping_threads += 1;
-        self.application_sleeps.request();
+        self.enter_sleep();
         self.wake_daemon_if_deferred();
         Ok(!self.poll()? && self.changed.is_empty())
     }
 
-    /// Ends a sleep and clears the descriptor. Poll once more after this call.
+    /// Sleeps until there is a notification, or for a time at most.
     ///
     /// # Errors
     /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
-    pub fn end_sleep(&mut self) -> io::Result<()> {
-        self.leave_sleep();
-        self.drain_wakeups().map(|_| ())
+    pub fn sleep(&mut self, limit: Duration) -> io::Result<()> {
+        let slept = if self.prepare_sleep()? { self.await_events(limit) } else { Ok(false) };
+        self.end_sleep(matches!(slept, Ok(true)))?;
+        slept.map(drop)
     }
 
-    /// Ends a sleep like [`Attachment::end_sleep`], after an edge-triggered wait for the
-    /// descriptor, which has read the events: the descriptor may stay readable. `has_hung_up`: the
-    /// wait has found the end of the connection.
+    /// Waits for an event. Returns true if the connection has ended. An event of the past may end
+    /// the wait at once.
+    fn await_events(&self, limit: Duration) -> io::Result<bool> {
+        let limit = Timespec::try_from(limit).ok();
+        let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; 2];
+        match epoll::wait(&self.events, &mut buffer[..], limit.as_ref()) {
+            Ok((events, _)) => Ok(has_hung_up(events)),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn enter_sleep(&mut self) {
+        self.sleeping_threads += 1;
+        self.application_sleeps.request();
+    }
+
+    /// Ends a sleep. `has_hung_up`: the wait has found the end of the connection. Poll once more
+    /// after this call.
     ///
     /// # Errors
     /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
-    pub fn end_edge_triggered_sleep(&mut self, has_hung_up: bool) -> io::Result<()> {
+    pub fn end_sleep(&mut self, has_hung_up: bool) -> io::Result<()> {
         self.leave_sleep();
-        self.undrained_sleeps += 1;
-        if has_hung_up || self.undrained_sleeps >= MAX_UNDRAINED_SLEEPS {
-            // The end of the connection follows the bytes, and no later edge tells of it.
-            while self.drain_wakeups()? {}
-        }
-        Ok(())
+        if has_hung_up { self.check_connection() } else { Ok(()) }
     }
 
     fn leave_sleep(&mut self) {
@@ -359,20 +400,11 @@ impl Attachment {
         !self.changed.is_empty()
     }
 
-    /// Reads wake-up bytes from the connection. Returns `false` if there were none. Poll after this
-    /// call: the bytes were perhaps for a notification that has just arrived.
-    fn drain_wakeups(&mut self) -> io::Result<bool> {
-        (self.empty_polls, self.undrained_sleeps) = (0, 0);
-        let mut bytes = [0; 256];
-        match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((1.., _)) => {
-                if self.sleeping_threads > 0 {
-                    // The bytes do not reach these threads, and the daemon sends one per request.
-                    self.application_sleeps.request();
-                }
-                Ok(true)
-            }
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(false),
+    /// Finds out if the daemon has closed the connection. It sends nothing after its welcome.
+    fn check_connection(&mut self) -> io::Result<()> {
+        self.empty_polls = 0;
+        match rustix::net::recv(&self.connection, &mut [0; 8], RecvFlags::DONTWAIT) {
+            Ok((1.., _)) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
             _ => Err(self.disconnect(PeerError)),
         }
     }
@@ -409,7 +441,7 @@ impl Attachment {
             // The command ring is full: the daemon catches up soon.
             self.wake_daemon();
             std::thread::yield_now();
-            self.drain_wakeups()?;
+            self.check_connection()?;
             // The daemon stops executing commands while the notification ring is full.
             self.poll()?;
         }
@@ -444,10 +476,8 @@ impl Attachment {
     }
 
     fn wake_daemon(&self) {
-        // A full connection has woken the daemon already. The next poll detects a closed
-        // connection.
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let _ = rustix::net::send(&self.connection, &[0], flags);
+        // Fails when the counter is full, which no honest application brings about.
+        let _ = rustix::io::write(&self.event_fds.daemon, &1_u64.to_ne_bytes());
     }
 }
 

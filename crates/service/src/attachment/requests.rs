@@ -4,7 +4,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_memory::shared::PeerError;
 use tidegate_stack::{TcpInfo, TcpOptions, UdpOptions};
 
@@ -16,6 +15,9 @@ use crate::ipc::share_group::ShareGroupId;
 
 /// Time to busy-poll before sleeping. A daemon on a core of its own replies within this time.
 const BUSY_POLL_TIME: Duration = Duration::from_micros(20);
+
+/// Longest sleep for a reply before its time-out is checked.
+const REPLY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Maximum number of cached address lookups.
 const MAX_CACHED_ADDRESSES: usize = 1024;
@@ -242,17 +244,9 @@ impl Attachment {
     }
 
     fn sleep_until_reply(&mut self) -> io::Result<()> {
-        self.sleeping_threads += 1;
-        self.application_sleeps.request();
-        if self.poll()? {
-            return self.end_sleep();
-        }
-        let limit = Timespec { tv_sec: 1, tv_nsec: 0 };
-        let slept = poll(&mut [PollFd::new(&self.connection, PollFlags::IN)], Some(&limit));
-        self.end_sleep()?;
-        match slept {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        self.enter_sleep();
+        let slept = if self.poll()? { Ok(false) } else { self.await_events(REPLY_CHECK_INTERVAL) };
+        self.end_sleep(matches!(slept, Ok(true)))?;
+        slept.map(drop)
     }
 }

@@ -1,13 +1,16 @@
 //! Tests of the wake-ups of the daemon by commands.
 
-use std::io::Write;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::net::RecvFlags;
+use rustix::event::{Timespec, epoll};
 use tidegate_memory::shared::Region;
 
 use super::Attachment;
+use crate::ipc::event_fds::EventFds;
 use crate::ipc::handshake::Welcome;
 use crate::ipc::layout::{Geometry, SharedMemory};
 use crate::ipc::takeover_token::TakeoverToken;
@@ -21,6 +24,7 @@ struct SleepingDaemon {
     attachment: Attachment,
     memory: SharedMemory,
     connection: UnixStream,
+    event_fds: EventFds<OwnedFd>,
 }
 
 impl SleepingDaemon {
@@ -30,11 +34,19 @@ impl SleepingDaemon {
         let memory = SharedMemory::new(GEOMETRY, control, data).unwrap();
         let (near, connection) = UnixStream::pair().unwrap();
         let token = TakeoverToken::new().unwrap();
-        let welcome = Welcome { memory: memory.clone(), token, cores: 1 };
+        let event_fds = EventFds::new().unwrap();
+        let theirs = event_fds.in_order().map(|fd| fd.try_clone().unwrap());
+        let [daemon, application] = theirs;
+        let welcome = Welcome {
+            memory: memory.clone(),
+            event_fds: EventFds { daemon, application },
+            token,
+            cores: 1,
+        };
         let attachment = Attachment::new(near, welcome, Path::new("unused"), "test").unwrap();
         memory.daemon_processor().unwrap().publish(PROCESSOR);
         memory.daemon_sleeps().unwrap().request();
-        Self { attachment, memory, connection }
+        Self { attachment, memory, connection, event_fds }
     }
 
     fn send_command(&mut self) {
@@ -43,11 +55,14 @@ impl SleepingDaemon {
 
     /// True if the daemon was woken; it sleeps again.
     fn take_wake_up(&self) -> bool {
-        let is_woken =
-            rustix::net::recv(&self.connection, &mut [0; 8], RecvFlags::DONTWAIT).is_ok();
+        let is_woken = rustix::io::read(&self.event_fds.daemon, &mut [0; 8]).is_ok();
         assert_eq!(self.memory.daemon_sleeps().unwrap().is_requested(), !is_woken);
         self.memory.daemon_sleeps().unwrap().request();
         is_woken
+    }
+
+    fn wake_application(&self) {
+        rustix::io::write(&self.event_fds.application, &1_u64.to_ne_bytes()).unwrap();
     }
 }
 
@@ -123,36 +138,36 @@ fn processor_is_wanted_while_the_daemon_there_is_awake() {
 }
 
 #[test]
-fn edge_of_the_end_is_the_end_although_bytes_precede_it() {
+fn end_of_the_daemon_ends_a_sleep() {
     let mut daemon = SleepingDaemon::new();
-    daemon.connection.write_all(&[0; 3]).unwrap();
-    assert!(daemon.attachment.prepare_sleep().unwrap());
+    daemon.wake_application();
     daemon.connection.shutdown(std::net::Shutdown::Both).unwrap();
-    assert!(daemon.attachment.end_edge_triggered_sleep(true).is_err());
+    assert!(daemon.attachment.sleep(Duration::MAX).is_err());
     assert!(daemon.attachment.poll().is_err());
 }
 
 #[test]
-fn edge_of_another_attachment_is_not_the_end() {
+fn end_that_nobody_waits_for_is_found_by_polling() {
     let mut daemon = SleepingDaemon::new();
-    daemon.connection.write_all(&[0; 3]).unwrap();
-    assert!(daemon.attachment.prepare_sleep().unwrap());
-    daemon.attachment.end_edge_triggered_sleep(true).unwrap();
-    daemon.attachment.poll().unwrap();
+    daemon.connection.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!((0..=super::MAX_EMPTY_POLLS).any(|_| daemon.attachment.poll().is_err()));
 }
 
 #[test]
-fn thread_that_reads_the_wake_up_of_another_asks_for_the_next_one() {
+fn thread_that_waits_for_a_reply_leaves_the_wake_up_to_the_others() {
     let mut daemon = SleepingDaemon::new();
-    let application_sleeps = daemon.memory.application_sleeps().unwrap();
+    // A second thread sleeps with an `epoll` of its own.
+    let other = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    daemon.attachment.watch(&other).unwrap();
     assert!(daemon.attachment.prepare_sleep().unwrap());
-    assert!(application_sleeps.take());
-    daemon.connection.write_all(&[0]).unwrap();
-    // A second thread waits for a reply.
-    for _ in 0..super::MAX_EMPTY_POLLS + 1 {
+    daemon.wake_application();
+    daemon.attachment.sleep(Duration::MAX).unwrap();
+    for _ in 0..=super::MAX_EMPTY_POLLS {
         daemon.attachment.poll().unwrap();
     }
-    let left = rustix::net::recv(&daemon.attachment, &mut [0; 8], RecvFlags::DONTWAIT);
-    assert_eq!(left, Err(rustix::io::Errno::AGAIN));
-    assert!(application_sleeps.is_requested());
+    let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; 2];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let (events, _) = epoll::wait(&other, &mut buffer[..], Some(&now)).unwrap();
+    assert!(!events.is_empty() && !super::has_hung_up(events));
+    assert!(daemon.memory.application_sleeps().unwrap().is_requested());
 }

@@ -12,12 +12,13 @@ use rustix::net::{SendFlags, send};
 use tidegate_memory::shared::Region;
 
 use super::command::Handle;
+use super::event_fds::EventFds;
 use super::fd_passing::{receive_with_fds, send_with_fds};
 use super::layout::{Geometry, SharedMemory};
 use super::takeover_token::{TOKEN_BYTES, TakeoverToken};
 
 /// Magic number of the protocol; the last byte is the version.
-const MAGIC: [u8; 8] = *b"tidegat\x04";
+const MAGIC: [u8; 8] = *b"tidegat\x05";
 
 /// Bytes of an application's name.
 const NAME_BYTES: usize = 48;
@@ -170,9 +171,11 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<Hello> {
 }
 
 /// Reply of the daemon to an application that it accepts.
-pub struct Welcome {
+pub struct Welcome<Fd> {
     /// Memory that both sides share.
     pub memory: SharedMemory,
+    /// Descriptors by which both sides wake each other.
+    pub event_fds: EventFds<Fd>,
     /// Token that identifies the application in later handshakes.
     pub token: TakeoverToken,
     /// Number of network cores. The application may attach this many times to have its sockets
@@ -180,12 +183,13 @@ pub struct Welcome {
     pub cores: u32,
 }
 
-/// Sends the daemon's reply: token, sizes, and the descriptors of both memory regions.
+/// Sends the daemon's reply: token, sizes, and the descriptors of both memory regions and of the
+/// wake-ups.
 ///
 /// # Errors
 /// Errors of `sendmsg`.
-pub fn send_welcome(socket: BorrowedFd<'_>, welcome: &Welcome) -> io::Result<()> {
-    let Welcome { memory, token, cores } = welcome;
+pub fn send_welcome(socket: BorrowedFd<'_>, welcome: &Welcome<impl AsFd>) -> io::Result<()> {
+    let Welcome { memory, event_fds, token, cores } = welcome;
     let Geometry { sockets, tcp_bytes, udp_bytes } = *memory.geometry();
     let mut message = [0; WELCOME_BYTES];
     message[..MAGIC.len()].copy_from_slice(&MAGIC);
@@ -195,7 +199,9 @@ pub fn send_welcome(socket: BorrowedFd<'_>, welcome: &Welcome) -> io::Result<()>
     for (to, number) in rest.chunks_exact_mut(4).zip(numbers) {
         to.copy_from_slice(&number.to_ne_bytes());
     }
-    send_with_fds(socket, &message, &memory.regions().map(AsFd::as_fd))
+    let [control, data] = memory.regions().map(AsFd::as_fd);
+    let [daemon, application] = event_fds.in_order().map(AsFd::as_fd);
+    send_with_fds(socket, &message, &[control, data, daemon, application])
 }
 
 /// Sends the reason why the daemon refuses the application, cut to 256 bytes.
@@ -214,9 +220,9 @@ pub fn send_refusal(socket: BorrowedFd<'_>, why: &str) -> io::Result<()> {
 /// [`io::ErrorKind::PermissionDenied`] with the daemon's reason if it refuses;
 /// [`io::ErrorKind::InvalidData`] if the reply is not valid in this version;
 /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
-pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<Welcome> {
+pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<Welcome<OwnedFd>> {
     let mut message = [0; REFUSAL_BYTES];
-    let (len, fds) = receive_with_fds(socket, &mut message, 2)?;
+    let (len, fds) = receive_with_fds(socket, &mut message, 4)?;
     let message = &message[..len];
     if message.is_empty() {
         return Err(io::Error::new(
@@ -241,15 +247,16 @@ pub fn receive_welcome(socket: BorrowedFd<'_>) -> io::Result<Welcome> {
         tcp_bytes: number(tcp_bytes),
         udp_bytes: number(udp_bytes),
     };
-    let fds: [OwnedFd; 2] =
+    let fds: [OwnedFd; 4] =
         fds.try_into().map_err(|_| invalid("the network daemon has sent no shared memory"))?;
     if !geometry.is_valid() {
         return Err(invalid("the network daemon has sent invalid sizes of the shared memory"));
     }
-    let [control, data] = fds;
+    let [control, data, daemon, application] = fds;
     let control = Region::open(control, geometry.control_words())?;
     let data = Region::open(data, geometry.data_words())?;
     let (memory, token) =
         (SharedMemory::new(geometry, control, data)?, TakeoverToken::from_bytes(*token));
-    Ok(Welcome { memory, token, cores: number(cores) })
+    let event_fds = EventFds { daemon, application };
+    Ok(Welcome { memory, event_fds, token, cores: number(cores) })
 }

@@ -3,8 +3,9 @@
 //! An application connects to the daemon's Unix socket and receives two sealed memory regions
 //! ([`handshake`]). The first holds a ring of commands, a ring of notifications and a slot of
 //! status words and stream indices for each socket. The second holds the bytes of the sockets'
-//! streams; its pages are allocated when they are used ([`layout`]). The connection stays open:
-//! a byte on it wakes the other side, and closing it means that one side has exited.
+//! streams; its pages are allocated when they are used ([`layout`]). Two event descriptors come along
+//! ([`event_fds`]): by one the application wakes the daemon, by the other the daemon wakes the
+//! application. The connection stays open: closing it means that one side has exited.
 //!
 //! Before a process forks, it connects once more with its [`takeover_token`]. The attachment of the
 //! child inherits the sockets of its parent, in the same slots and with the same handles. Their
@@ -25,6 +26,7 @@ pub mod connect;
 pub mod datagram;
 mod encoding;
 pub mod error_code;
+pub mod event_fds;
 pub mod fd_passing;
 pub mod handshake;
 pub mod layout;

@@ -6,14 +6,12 @@
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_device::mem;
 use tidegate_engine::NetConfig;
 use tidegate_service::attachment::Attachment;
@@ -167,11 +165,7 @@ pub fn wait_until<R>(
             result => return result,
         }
         assert!(began.elapsed() < TIMEOUT, "timed out");
-        if app.prepare_sleep()? {
-            let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-            poll(&mut [PollFd::from_borrowed_fd(app.as_fd(), PollFlags::IN)], Some(&limit))?;
-        }
-        app.end_sleep()?;
+        app.sleep(TIMEOUT)?;
         while app.next_changed().is_some() {}
     }
 }

@@ -11,9 +11,7 @@ pub(super) mod snapshot;
 mod turn;
 
 use std::io;
-use std::sync::Arc;
 
-use rustix::net::RecvFlags;
 use tidegate_gate::CpuShare;
 use tidegate_memory::shared::{WakeFlag, WordRange};
 
@@ -30,8 +28,9 @@ use self::slots::SocketSlots;
 use crate::daemon::attachment_counts::AttachmentCount;
 use crate::daemon::ids::{Identity, PayloadBytes, SocketKey};
 use crate::daemon::quota::AppSettings;
-use crate::daemon::workers::{AppFd, PortReleases, WakeCores};
+use crate::daemon::workers::{AppFd, AppWaker, PortReleases, WakeCores};
 use crate::ipc::command::{Command, Handle};
+use crate::ipc::event_fds::EventFds;
 use crate::ipc::handshake::Welcome;
 use crate::ipc::layout::SharedMemory;
 use crate::ipc::notification::Notification;
@@ -45,11 +44,6 @@ const SHARE_PERIOD_NS: u64 = 10_000_000;
 /// work, in nanoseconds.
 const MAX_WORK_NS: u64 = 5_000_000;
 
-/// Wake-up bytes with which the connection is drained. A connection holds some 270.
-const DRAIN_BYTES: u64 = 64;
-/// Maximum calls to drain a connection; messages with descriptors take a call each.
-const MAX_DRAIN_CALLS: u32 = 1024;
-
 /// Attached application.
 pub(super) struct Application {
     pub(super) identity: Identity,
@@ -58,8 +52,9 @@ pub(super) struct Application {
     pub(super) token: TakeoverToken,
     /// Token of the parent whose sockets this application inherits when it attaches.
     pub(super) parent_token: Option<TakeoverToken>,
-    /// Daemon's end of the connection. A byte on it wakes the other side.
+    /// Daemon's end of the connection. What the application sends on it stays there.
     connection: AppFd,
+    pub(super) event_fds: EventFds<AppFd>,
     /// The application has closed the connection.
     pub(super) has_exited: bool,
     pub(super) turn: Turn,
@@ -90,6 +85,7 @@ impl Application {
         identity: Identity,
         memory: SharedMemory,
         connection: AppFd,
+        event_fds: EventFds<AppFd>,
         parent_token: Option<TakeoverToken>,
         count: AttachmentCount,
         settings: &AppSettings,
@@ -100,6 +96,7 @@ impl Application {
             token: TakeoverToken::new()?,
             parent_token,
             connection,
+            event_fds,
             has_exited: false,
             turn: Turn::default(),
             commands: CommandQueue::new(memory.command_receiver()?),
@@ -124,10 +121,10 @@ impl Application {
         })
     }
 
-    /// Welcome: its memory, its takeover token and the number of network cores.
-    pub(super) fn welcome(&self, core_count: usize) -> Welcome {
-        let (memory, token, cores) = (self.memory.clone(), self.token, core_count as u32);
-        Welcome { memory, token, cores }
+    /// Welcome: its memory, its wake-ups, its takeover token and the number of network cores.
+    pub(super) fn welcome(&self, core_count: usize) -> Welcome<AppFd> {
+        let (memory, event_fds) = (self.memory.clone(), self.event_fds.clone());
+        Welcome { memory, event_fds, token: self.token, cores: core_count as u32 }
     }
 
     /// Daemon's end of the connection.
@@ -270,7 +267,11 @@ impl Application {
 
     /// Publishes the notifications, and wakes the application if it sleeps. Returns true if the
     /// wake-up is coalesced to later.
-    pub(super) fn publish_notifications(&mut self, now_ns: u64) -> Result<bool, ProtocolError> {
+    pub(super) fn publish_notifications(
+        &mut self,
+        now_ns: u64,
+        waker: &mut AppWaker,
+    ) -> Result<bool, ProtocolError> {
         while let Some(notice) = self.notifier.retry_queued()? {
             if let Notification::Changed(handle) = notice
                 && let Some(entry) = self.slots.entry(handle.slot)
@@ -279,7 +280,7 @@ impl Application {
                 entry.is_notification_queued = false;
             }
         }
-        Ok(self.notifier.publish(now_ns, &self.connection))
+        Ok(self.notifier.publish(now_ns, waker, &self.event_fds.application))
     }
 
     /// Tells the application that its network core runs on `processor`. Returns true if the
@@ -301,32 +302,7 @@ impl Application {
     }
 
     /// Wakes the application, if it sleeps and has notifications, before the core sleeps.
-    pub(super) fn wake_before_sleep(&mut self, now_ns: u64) {
-        self.notifier.wake_before_sleep(now_ns, &self.connection);
-    }
-
-    /// Handles a wake-up of the daemon. The byte stays in the connection: to receive it would close
-    /// the descriptors that the application has sent along. A worker drains the connection from
-    /// time to time.
-    pub(super) fn on_wake_up(&self, wake: &WakeCores) {
-        if rustix::io::ioctl_fionread(&self.connection).is_ok_and(|bytes| bytes >= DRAIN_BYTES) {
-            let wake = Arc::clone(wake);
-            self.connection.run(move |connection| {
-                drain(connection);
-                // A wake-up may have found the connection full.
-                wake();
-            });
-        }
-    }
-}
-
-/// Drains the wake-up bytes of a connection, and closes all descriptors sent along.
-fn drain(connection: &AppFd) {
-    let mut bytes = [0; 4096];
-    for _ in 0..MAX_DRAIN_CALLS {
-        match rustix::net::recv(connection, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((1.., _)) => {}
-            _ => break,
-        }
+    pub(super) fn wake_before_sleep(&mut self, now_ns: u64, waker: &mut AppWaker) {
+        self.notifier.wake_before_sleep(now_ns, waker, &self.event_fds.application);
     }
 }

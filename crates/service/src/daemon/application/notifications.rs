@@ -2,12 +2,11 @@
 //! the wake-ups.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 
-use rustix::net::SendFlags;
 use tidegate_memory::shared::{PeerError, Sender, WakeFlag, WordRange};
 
 use super::coalescing::WakeCoalescing;
+use crate::daemon::workers::{AppFd, AppWaker};
 use crate::ipc::notification::{NOTIFICATION_WORDS, Notification};
 
 /// Notifications on their way to an application.
@@ -86,9 +85,9 @@ impl Notifier {
         Ok(Some(notice))
     }
 
-    /// Publishes the notifications, and wakes the application over its connection if it sleeps.
-    /// Returns true if the wake-up is coalesced to later.
-    pub(super) fn publish(&mut self, now_ns: u64, connection: &impl AsFd) -> bool {
+    /// Publishes the notifications, and wakes the application if it sleeps on `event_fd`. Returns true
+    /// if the wake-up is coalesced to later.
+    pub(super) fn publish(&mut self, now_ns: u64, waker: &mut AppWaker, event_fd: &AppFd) -> bool {
         if std::mem::take(&mut self.has_unpublished) {
             self.ring.publish();
             self.wake_pending = true;
@@ -98,7 +97,7 @@ impl Notifier {
             && self.coalescing.wake_at(now_ns) > now_ns
             && self.application_sleeps.is_requested();
         if self.wake_pending && !is_coalesced {
-            self.wake(now_ns, connection);
+            self.wake(now_ns, waker, event_fd);
         }
         is_coalesced
     }
@@ -120,13 +119,18 @@ impl Notifier {
 
     /// Wakes the application, if it sleeps and has notifications, before the core sleeps: a
     /// wake-up that is coalesced to later would let both sleep.
-    pub(super) fn wake_before_sleep(&mut self, now_ns: u64, connection: &impl AsFd) {
+    pub(super) fn wake_before_sleep(
+        &mut self,
+        now_ns: u64,
+        waker: &mut AppWaker,
+        event_fd: &AppFd,
+    ) {
         if self.wake_pending {
-            self.wake(now_ns, connection);
+            self.wake(now_ns, waker, event_fd);
         }
     }
 
-    fn wake(&mut self, now_ns: u64, connection: &impl AsFd) {
+    fn wake(&mut self, now_ns: u64, waker: &mut AppWaker, event_fd: &AppFd) {
         self.wake_pending = false;
         let notifications = std::mem::take(&mut self.since_last_wake);
         if !self.application_sleeps.take() {
@@ -134,10 +138,7 @@ impl Notifier {
         } else {
             self.coalescing.on_wake(now_ns);
             self.since_sleep = 0;
-            // A full connection has woken the application already; a closed one is found out by
-            // the next check.
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            let _ = rustix::net::send(connection, &[0], flags);
+            waker.wake(event_fd);
         }
         self.since_sleep = self.since_sleep.saturating_add(notifications);
     }

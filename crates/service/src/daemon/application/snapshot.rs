@@ -12,6 +12,7 @@ use crate::daemon::quota::AppSettings;
 use crate::daemon::snapshot_error::InvalidSnapshot;
 use crate::daemon::workers::AppFd;
 use crate::ipc::command::{COMMAND_WORDS, Command, Handle};
+use crate::ipc::event_fds::EventFds;
 use crate::ipc::layout::SharedMemory;
 use crate::ipc::notification::{NOTIFICATION_WORDS, Notification};
 use crate::ipc::takeover_token::{TOKEN_BYTES, TakeoverToken};
@@ -79,6 +80,7 @@ impl Application {
         snapshot: ApplicationSnapshot,
         memory: SharedMemory,
         connection: AppFd,
+        event_fds: EventFds<AppFd>,
         settings: &AppSettings,
     ) -> io::Result<Self> {
         let slot_count = memory.geometry().sockets as usize;
@@ -101,7 +103,7 @@ impl Application {
         let restored =
             queued_notifications.into_iter().map(Notification::from_words).collect::<Option<_>>();
         let count = settings.attachments.add(identity.uid);
-        let mut app = Self::new(identity, memory, connection, None, count, settings)?;
+        let mut app = Self::new(identity, memory, connection, event_fds, None, count, settings)?;
         app.token = TakeoverToken::from_bytes(token);
         // An application that has corrupted its rings is found out when they are used.
         let _ = (app.commands.ring.resume(), app.notifier.ring.resume());

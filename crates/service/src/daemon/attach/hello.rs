@@ -22,6 +22,7 @@ use crate::daemon::peer::Peer;
 use crate::daemon::quota::AppSettings;
 use crate::daemon::transfer::request::{SearchTarget, TransferRequest};
 use crate::daemon::workers::AppFd;
+use crate::ipc::event_fds::EventFds;
 use crate::ipc::handshake::{Hello, TransferOperation, receive_hello, send_refusal, send_welcome};
 use crate::ipc::layout::SharedMemory;
 use crate::ipc::takeover_token::TakeoverToken;
@@ -152,7 +153,9 @@ impl HelloHandler {
         let (control, data) = (region(geometry.control_words())?, region(geometry.data_words())?);
         let memory = SharedMemory::new(geometry, control, data)?;
         let attachments = self.attachments.clone();
+        let event_fds = EventFds::new()?.map(|fd| AppFd::new(fd, peer.uid, self.cores.workers()));
         let settings = AppSettings { coalescing, quota, attachments };
-        Application::new(identity, memory, connection.clone(), parent_token, count, &settings)
+        let connection = connection.clone();
+        Application::new(identity, memory, connection, event_fds, parent_token, count, &settings)
     }
 }

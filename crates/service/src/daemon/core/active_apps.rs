@@ -1,8 +1,8 @@
 //! Applications that a round looks at: those with work, not all that are attached.
 //!
 //! A few applications are polled in every round. Further ones go to sleep when they have had no
-//! command for a while: like before a sleep of the core, their sleep flag asks them for a wake-up
-//! on the connection. So the time of a round does not grow with the applications that are attached.
+//! command for a while: like before a sleep of the core, their sleep flag asks them for a wake-up.
+//! So the time of a round does not grow with the applications that are attached.
 
 use super::NetworkCore;
 use crate::daemon::application::{Application, Turn};
@@ -121,13 +121,13 @@ impl NetworkCore {
     pub(super) fn leaves_processor(&mut self) -> bool {
         let (_, _, now_ns) = self.server.engine.parts();
         let processor = rustix::thread::sched_getcpu();
-        let Self { active, apps, .. } = self;
+        let Self { active, apps, waker, .. } = self;
         for &number in &active.polled {
             if let Some(Some(app)) = apps.get_mut(number as usize)
                 && app.note_processor(processor)
             {
                 // Coalescing saves time of a processor that has other work.
-                app.wake_before_sleep(now_ns);
+                app.wake_before_sleep(now_ns, waker);
             }
         }
         self.has_app_at_work()
@@ -198,7 +198,7 @@ impl NetworkCore {
                 self.active.notified.swap_remove(position);
                 continue;
             };
-            match app.publish_notifications(now_ns) {
+            match app.publish_notifications(now_ns, &mut self.waker) {
                 Ok(is_coalesced) => {
                     // What found no space, or is coalesced, has its turn in a later round.
                     if is_coalesced || app.has_queued_notifications() {
@@ -217,10 +217,10 @@ impl NetworkCore {
     /// Wakes the applications whose wake-up is coalesced to later, before this core sleeps.
     pub(super) fn wake_coalesced(&mut self) {
         let (_, _, now_ns) = self.server.engine.parts();
-        let Self { active, apps, .. } = self;
+        let Self { active, apps, waker, .. } = self;
         for &number in &active.notified {
             if let Some(Some(app)) = apps.get_mut(number as usize) {
-                app.wake_before_sleep(now_ns);
+                app.wake_before_sleep(now_ns, waker);
             }
         }
     }

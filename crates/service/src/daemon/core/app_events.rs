@@ -1,8 +1,8 @@
-//! Events of the applications' connections: wake-ups of the core, and exits.
+//! Events of the applications: wake-ups of the core, and exits.
 //!
-//! A byte on a connection wakes the core. The core does not receive the byte: descriptors sent
-//! along would be closed by the thread that receives, and a close can wait for the application.
-//! Edge-triggered `epoll` reports each byte once without that.
+//! An application wakes the core by its event descriptor, which edge-triggered `epoll` reports
+//! without a read. What it sends on its connection is not received: descriptors sent along would be
+//! closed by the thread that receives, and a close can wait for the application.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,11 +16,11 @@ use crate::daemon::ids::AppNumber;
 /// Events of one system call.
 const MAX_EVENTS: usize = 64;
 
-/// Edge-triggered `epoll` of the connections of a core's applications.
+/// Edge-triggered `epoll` of the connections and wake-ups of a core's applications.
 pub(super) struct AppEvents(OwnedFd);
 
 impl AppEvents {
-    /// Creates it without connections.
+    /// Creates it without applications.
     ///
     /// # Errors
     /// When no file descriptor is left in the process.
@@ -36,14 +36,16 @@ impl AsFd for AppEvents {
 }
 
 impl NetworkCore {
-    /// Reports events of an application's connection from now on.
+    /// Reports events of an application from now on.
     pub(in crate::daemon) fn watch(&mut self, number: AppNumber) {
         let Some(Some(app)) = self.apps.get_mut(number as usize) else { return };
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         let data = epoll::EventData::new_u64(number.into());
+        let add = |fd, event| epoll::add(&self.app_events, fd, data, event | epoll::EventFlags::ET);
+        let added = add(app.connection(), epoll::EventFlags::RDHUP)
+            .and_then(|()| add(&app.event_fds.daemon, epoll::EventFlags::IN));
         self.limits_shares |= app.cpu_share.is_limited();
-        // An application whose exit could not be found out is not served.
-        if epoll::add(&self.app_events, app.connection(), data, flags).is_err() || app.has_exited {
+        // An application whose exit or wake-ups could not be found out is not served.
+        if added.is_err() || app.has_exited {
             self.note_exit(number);
         }
         self.activate(number);
@@ -55,7 +57,9 @@ impl NetworkCore {
         self.deactivate(number);
         if let Some(Some(app)) = self.apps.get(number as usize) {
             // Fails for an application that could not be watched.
-            let _ = epoll::delete(&self.app_events, app.connection());
+            for fd in [app.connection(), &app.event_fds.daemon] {
+                let _ = epoll::delete(&self.app_events, fd);
+            }
         }
     }
 
@@ -72,8 +76,6 @@ impl NetworkCore {
             for event in events.iter() {
                 let (flags, data) = (event.flags, event.data);
                 let number = data.u64() as AppNumber;
-                let Some(Some(app)) = self.apps.get_mut(number as usize) else { continue };
-                app.on_wake_up(self.cores.wake());
                 self.activate(number);
                 if flags.intersects(ended) {
                     self.note_exit(number);

@@ -148,6 +148,7 @@ pub(in crate::daemon) struct HandoverPackage {
 #[derive(Default)]
 pub(in crate::daemon) struct StateFds {
     pub(in crate::daemon) memories: Vec<SharedMemory>,
+    /// Connection and wake-up descriptors of each application.
     pub(in crate::daemon) connections: Vec<AppFd>,
     /// Kernel sockets that applications have registered, in the order of the applications.
     pub(in crate::daemon) kernel_sockets: Vec<AppFd>,

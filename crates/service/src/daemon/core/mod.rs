@@ -45,6 +45,7 @@ use self::server::SocketServer;
 use crate::daemon::application::Application;
 use crate::daemon::ids::{AppNumber, SocketKey};
 use crate::daemon::log::Log;
+use crate::daemon::workers::AppWaker;
 use crate::ipc::takeover_token::TakeoverToken;
 
 /// Load windows after which the migration sets are counted anew and work counters are halved.
@@ -58,6 +59,7 @@ pub(super) struct NetworkCore {
     pub(super) wake_fds: WakeFds,
     pub(super) apps: Vec<Option<Box<Application>>>,
     app_events: AppEvents,
+    pub(super) waker: AppWaker,
     active: ActiveApps,
     /// Application that has the first turn in the next round.
     first_turn: usize,
@@ -125,6 +127,7 @@ impl NetworkCore {
             wake_fds,
             apps: Vec::new(),
             app_events: AppEvents::new()?,
+            waker: AppWaker::new(),
             active: ActiveApps::default(),
             first_turn: 0,
             poll_queue: Vec::new(),

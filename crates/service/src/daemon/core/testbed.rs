@@ -6,7 +6,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use rustix::net::SendFlags;
 use tidegate_device::mem::{MemConfig, MemDevice, wire};
 use tidegate_engine::{NetConfig, ShardedStacks, open_sharded};
 use tidegate_memory::FrameSize;
@@ -24,6 +23,7 @@ use crate::daemon::ids::{AppNumber, Identity};
 use crate::daemon::quota::AppSettings;
 use crate::daemon::workers::{AppFd, JobDispatcher, UserWorkers};
 use crate::ipc::command::{COMMAND_WORDS, Command};
+use crate::ipc::event_fds::EventFds;
 use crate::ipc::layout::{Geometry, SharedMemory};
 use crate::ipc::notification::{NOTIFICATION_WORDS, Notification};
 
@@ -64,6 +64,8 @@ pub(super) struct Program {
     pub(super) number: AppNumber,
     pub(super) memory: SharedMemory,
     pub(super) connection: UnixStream,
+    /// Descriptor that wakes the daemon.
+    daemon_event_fd: OwnedFd,
     commands: Sender<WordRange, COMMAND_WORDS>,
     notifications: Receiver<WordRange, NOTIFICATION_WORDS>,
 }
@@ -80,9 +82,8 @@ impl Program {
     }
 
     pub(super) fn wake_daemon(&self) {
-        // A full connection wakes the daemon already.
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let _ = rustix::net::send(&self.connection, &[0], flags);
+        // Fails when the counter is full.
+        let _ = rustix::io::write(&self.daemon_event_fd, &1_u64.to_ne_bytes());
     }
 
     /// Next notification. `None` if there is none, or if the ring is corrupted.
@@ -145,7 +146,10 @@ fn attach(
     for end in [&near, &connection] {
         end.set_nonblocking(true).unwrap();
     }
-    let near = AppFd::new(OwnedFd::from(near), UID, core.cores.workers());
+    let shared = |fd| AppFd::new(fd, UID, core.cores.workers());
+    let (near, event_fds) = (shared(OwnedFd::from(near)), EventFds::new().unwrap());
+    let daemon_event_fd = event_fds.daemon.try_clone().unwrap();
+    let event_fds = event_fds.map(shared);
     let region = |words| Region::reserve(words).unwrap();
     let (control, data) = (region(geometry.control_words()), region(geometry.data_words()));
     let memory = SharedMemory::new(geometry, control, data).unwrap();
@@ -153,12 +157,13 @@ fn attach(
     let settings =
         AppSettings { quota, attachments: attachments.clone(), ..AppSettings::default() };
     let count = attachments.add(UID);
-    let app = Application::new(identity, memory.clone(), near, None, count, &settings).unwrap();
+    let app = Application::new(identity, memory.clone(), near, event_fds, None, count, &settings);
     core.cores.load(core.index).add_applications(1);
-    let number = core.insert_application(Box::new(app));
+    let number = core.insert_application(Box::new(app.unwrap()));
     Program {
         number,
         connection,
+        daemon_event_fd,
         commands: memory.command_sender().unwrap(),
         notifications: memory.notification_receiver().unwrap(),
         memory,

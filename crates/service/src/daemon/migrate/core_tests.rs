@@ -25,6 +25,7 @@ use crate::daemon::ids::{AppNumber, Holder, Identity, StackSocketId};
 use crate::daemon::quota::AppSettings;
 use crate::daemon::socket::AppSocket;
 use crate::daemon::workers::{AppFd, UserWorkers};
+use crate::ipc::event_fds::EventFds;
 use crate::ipc::layout::{Geometry, SharedMemory};
 use crate::ipc::takeover_token::TakeoverToken;
 
@@ -80,12 +81,14 @@ impl CoreTestbed {
         let (control, data) = (region(GEOMETRY.control_words()), region(GEOMETRY.data_words()));
         let memory = SharedMemory::new(GEOMETRY, control, data).unwrap();
         // An application whose other end is closed has exited, which only a round finds out.
-        let connection = AppFd::new(UnixStream::pair().unwrap().0.into(), 7, &self.workers);
+        let shared = |fd| AppFd::new(fd, 7, &self.workers);
+        let connection = shared(UnixStream::pair().unwrap().0.into());
+        let event_fds = EventFds::new().unwrap().map(shared);
         let identity = Identity { pid: 1, uid: 7, name: "test".to_owned() };
         let count = settings.attachments.add(7);
-        let app = Application::new(identity, memory, connection, None, count, &settings).unwrap();
+        let app = Application::new(identity, memory, connection, event_fds, None, count, &settings);
         self.core.cores.load(self.core.index).add_applications(1);
-        self.core.insert_application(Box::new(app))
+        self.core.insert_application(Box::new(app.unwrap()))
     }
 
     /// Binds a UDP socket of an application, with a claim of its own.

@@ -11,7 +11,7 @@ use super::restore::restore;
 use super::snapshot::{DaemonSnapshot, FDS_PER_MEMORY};
 use crate::daemon::quota::AppSettings;
 use crate::daemon::transfer::table::{SocketTransfer, TransferTable};
-use crate::daemon::workers::UserWorkers;
+use crate::daemon::workers::{AppWaker, UserWorkers};
 use crate::ipc::layout::Geometry;
 
 /// Limits of a snapshot under test: words of eight bytes in a memory region, and descriptors.
@@ -42,12 +42,13 @@ pub fn check(bytes: &[u8]) -> Outcome {
     if TransferTable::restore(restored.transfers, 0, is_there).is_err() {
         return Outcome::Refused;
     }
+    let mut waker = AppWaker::new();
     for app in restored.apps.iter_mut().flatten() {
         for place in [0, 3, u32::MAX] {
             let _ = app.notify_changed(place);
             app.slots.remove(place, false);
         }
-        let _ = (app.next_command(), app.slots.reserve(), app.publish_notifications(0));
+        let _ = (app.next_command(), app.slots.reserve(), app.publish_notifications(0, &mut waker));
     }
     Outcome::Accepted
 }

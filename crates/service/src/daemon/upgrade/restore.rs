@@ -13,6 +13,7 @@ use super::claims::RestoredClaims;
 use super::snapshot::{ClaimSnapshot, DaemonSnapshot, DeviceSnapshot};
 use crate::daemon::application::Application;
 use crate::daemon::application::kernel_sockets::{KernelSocketSnapshot, KernelSockets};
+use crate::daemon::application::snapshot::ApplicationSnapshot;
 use crate::daemon::core::server::SocketServer;
 use crate::daemon::core::{CoreSlot, NetworkCore};
 use crate::daemon::ids::{AppNumber, Holder, NO_APP, SocketKey};
@@ -24,6 +25,7 @@ use crate::daemon::socket::table::SocketTable;
 use crate::daemon::socket::{AppSocket, SocketKind};
 use crate::daemon::transfer::table::{IN_TRANSIT, SocketTransfer, TransferSnapshot, TransferTable};
 use crate::daemon::workers::{AppFd, NOBODY, UserWorkers};
+use crate::ipc::event_fds::EventFds;
 use crate::ipc::layout::{Geometry, SharedMemory};
 
 /// Restored parts of a core besides its engine.
@@ -136,11 +138,8 @@ pub(in crate::daemon) fn restore<'a>(
         .map(|saved| {
             let Some(mut saved) = saved else { return Ok(None) };
             kernel_sockets.push(std::mem::take(&mut saved.kernel_sockets));
-            let connection =
-                descriptors.next().ok_or(InvalidSnapshot("a connection is missing"))?;
             let memory = memory(saved.memory)?.clone();
-            let connection = AppFd::new(connection, saved.identity.uid, workers);
-            let app = Application::restore(saved, memory, connection, &settings)?;
+            let app = restore_application(saved, memory, &mut descriptors, &settings, workers)?;
             Ok(Some(Box::new(app)))
         })
         .collect::<io::Result<_>>()?;
@@ -175,6 +174,24 @@ pub(in crate::daemon) fn restore<'a>(
     let inherited = InheritedByEngine::new(device, descriptors);
     let restored = RestoredCore { apps, sockets: SocketTable::restore(sockets), transfers, claims };
     Ok((stack, restored, inherited))
+}
+
+/// Restores an application with its connection and its event descriptors.
+fn restore_application(
+    saved: ApplicationSnapshot,
+    memory: SharedMemory,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+    settings: &AppSettings,
+    workers: &UserWorkers,
+) -> io::Result<Application> {
+    let uid = saved.identity.uid;
+    let mut next = || {
+        let fd = descriptors.next().ok_or(InvalidSnapshot("a connection is missing"))?;
+        io::Result::Ok(AppFd::new(fd, uid, workers))
+    };
+    let connection = next()?;
+    let event_fds = EventFds { daemon: next()?, application: next()? };
+    Application::restore(saved, memory, connection, event_fds, settings)
 }
 
 /// Gives an application the kernel sockets that it had registered.

@@ -10,6 +10,7 @@ use super::snapshot::DaemonSnapshot;
 use crate::daemon::application::Application;
 use crate::daemon::core::message::StateFds;
 use crate::daemon::core::server::SocketServer;
+use crate::daemon::workers::AppFd;
 
 /// Takes a snapshot of all applications and their sockets.
 ///
@@ -28,6 +29,7 @@ pub(in crate::daemon) fn save(
             // Every application has a memory of its own.
             fds.memories.push(app.memory.clone());
             fds.connections.push(app.connection().clone());
+            fds.connections.extend(app.event_fds.in_order().map(AppFd::clone));
             fds.kernel_sockets.extend(app.kernel_sockets.descriptors().cloned());
             Some(app.save(fds.memories.len() as u32 - 1))
         })

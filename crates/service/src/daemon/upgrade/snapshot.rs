@@ -18,10 +18,12 @@ use crate::ipc::layout::Geometry;
 
 /// Magic number with the format version. Other versions are refused. The stack's snapshot
 /// has a version of its own.
-const FORMAT: [u8; 8] = *b"tidestt\x07";
+const FORMAT: [u8; 8] = *b"tidestt\x08";
 
 /// File descriptors of each shared memory.
 pub(super) const FDS_PER_MEMORY: usize = 2;
+/// Descriptors of one application beside its kernel sockets: its connection and its wake-ups.
+const FDS_PER_APPLICATION: usize = 3;
 
 /// Bytes that are written at once.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -104,7 +106,7 @@ impl<'a> DaemonSnapshot<'a> {
         let apps = self.applications.iter().flatten();
         let held = self.claims.iter().filter(|claim| claim.has_kernel_socket).count();
         self.memories.len() * FDS_PER_MEMORY
-            + apps.map(|app| 1 + app.kernel_sockets.len()).sum::<usize>()
+            + apps.map(|app| FDS_PER_APPLICATION + app.kernel_sockets.len()).sum::<usize>()
             + held
             + usize::from(self.device.is_some())
             + self.reservations as usize

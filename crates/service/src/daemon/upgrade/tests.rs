@@ -142,7 +142,7 @@ impl TestFds {
 
     fn restore(&self, state: DaemonSnapshot<'_>) -> io::Result<RestoredCore> {
         // Any descriptor can stand for the kernel's ones.
-        let others = [self.connection.as_fd(); 5];
+        let others = [self.connection.as_fd(); 7];
         let fds = self.regions.iter().map(AsFd::as_fd).chain(others);
         let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         let (workers, _) = UserWorkers::new();

@@ -4,15 +4,17 @@
 //! that it sends along. Almost every system call on such a descriptor can wait for the
 //! application. The close of a TCP socket waits for its peer (`SO_LINGER`), the close of a file on
 //! FUSE waits for ever, and a call on a memory file waits for the lock of its inode. So a network
-//! core makes no such call, except those that the kernel cannot delay: `poll`, `epoll` and a
-//! non-blocking `send` on a connection. A core passes all other work to the workers of the
-//! application's user, and waits for none of them. An application delays only work for its user.
+//! core makes no such call, except those that the kernel cannot delay: `epoll`, and the signal of an
+//! event descriptor. A core passes all other work to the workers of the application's user, and
+//! waits for none of them. An application delays only work for its user.
 
 mod app_fd;
+mod app_waker;
 mod dispatcher;
 mod port_releases;
 
 pub(super) use self::app_fd::AppFd;
+pub(super) use self::app_waker::AppWaker;
 pub(super) use self::dispatcher::{JobDispatcher, NOBODY};
 pub(super) use self::port_releases::PortReleases;
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::event::{Timespec, epoll};
 use tidegate_memory::OwnFd;
 use tidegate_service::Handle;
-use tidegate_service::attachment::{Attachment, SocketType};
+use tidegate_service::attachment::{Attachment, SocketType, has_hung_up};
 
 use crate::types::readiness::Readiness;
 
@@ -23,7 +23,7 @@ pub(super) struct Attachments {
     /// Upper limit of attachments.
     max: usize,
     /// Edge-triggered `epoll` of all attachments: readable after a wake-up, until its events are
-    /// read. To read the bytes of each wake-up would take ten times as long.
+    /// read.
     wake_fd: Arc<OwnFd>,
     /// The daemon refused another attachment: the number stays as it is.
     is_attach_refused: bool,
@@ -55,14 +55,11 @@ impl Attachments {
         let wake_fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let attachments =
             Self { all, max, wake_fd: Arc::new(wake_fd.into()), is_attach_refused: false, next: 0 };
-        attachments.all.iter().try_for_each(|attachment| attachments.watch(attachment))?;
+        attachments
+            .all
+            .iter()
+            .try_for_each(|attachment| attachment.watch(&*attachments.wake_fd))?;
         Ok(attachments)
-    }
-
-    fn watch(&self, attachment: &Attachment) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(0);
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        Ok(epoll::add(&self.wake_fd, attachment.as_fd(), data, flags)?)
     }
 
     /// Descriptor that is readable when the daemon has sent a notification. A thread sleeps on
@@ -75,7 +72,7 @@ impl Attachments {
     pub(super) fn attach_to_all_cores(&mut self) {
         while self.all.len() < self.max && !self.is_attach_refused {
             let attachment = self.all[0].connect_another();
-            match attachment.and_then(|another| self.watch(&another).map(|()| another)) {
+            match attachment.and_then(|another| another.watch(&*self.wake_fd).map(|()| another)) {
                 Ok(another) => self.all.push(another),
                 // A process that has changed its user or root keeps the attachments it has.
                 Err(_) => self.is_attach_refused = true,
@@ -212,21 +209,14 @@ impl Attachments {
 
     /// Finishes a sleep, including a failed one.
     pub(super) fn end_sleep(&mut self) -> io::Result<()> {
-        let ended = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; MAX_ATTACHMENTS];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // Interrupted at most: then the next wait finds the events.
         let events = epoll::wait(&*self.wake_fd, &mut buffer[..], Some(&now));
-        let has_hung_up = events.is_ok_and(|(events, _)| {
-            events.iter().any(|event| {
-                let flags = event.flags;
-                flags.intersects(ended)
-            })
-        });
+        let has_hung_up = events.is_ok_and(|(events, _)| has_hung_up(events));
         // Every attachment must be reset, even if an earlier one fails.
         let all = self.all.iter_mut();
-        all.map(|attachment| attachment.end_edge_triggered_sleep(has_hung_up))
-            .fold(Ok(()), Result::and)
+        all.map(|attachment| attachment.end_sleep(has_hung_up)).fold(Ok(()), Result::and)
     }
 
     /// Waits until the daemon has executed all previous commands.

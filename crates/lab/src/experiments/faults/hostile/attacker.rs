@@ -15,7 +15,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
@@ -46,6 +46,8 @@ pub enum Attack {
     Descriptors,
     /// Sends such descriptors in first messages.
     FirstMessages,
+    /// Fills the event descriptors that it shares with the daemon, and makes them blocking.
+    EventDescriptors,
     /// Holds the lock of its memory file, while it opens and closes sockets.
     MemoryFile,
     /// Overwrites the shared memory, is evicted, and attaches again.
@@ -66,10 +68,11 @@ pub enum Attack {
 
 impl Attack {
     /// All attacks, the harmless one first.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Harmless,
         Self::Descriptors,
         Self::FirstMessages,
+        Self::EventDescriptors,
         Self::MemoryFile,
         Self::Scribble,
         Self::Datagrams,
@@ -86,6 +89,7 @@ impl Attack {
             Self::Harmless => "harmless",
             Self::Descriptors => "descriptors",
             Self::FirstMessages => "first-messages",
+            Self::EventDescriptors => "event-descriptors",
             Self::MemoryFile => "memory-file",
             Self::Scribble => "scribble",
             Self::Datagrams => "datagrams",
@@ -133,6 +137,7 @@ fn attack(config: &AttackerConfig) -> io::Result<()> {
         Attack::FirstMessages => {
             send_descriptors(|| Ok(UnixStream::connect(&config.socket)?.into()))
         }
+        Attack::EventDescriptors => fill_event_fds(&attachment, config.sink),
         Attack::MemoryFile => hold_memory_file(&attachment, config.sink),
         Attack::Scribble => scribble(&attachment, &socket),
         Attack::Datagrams => send_datagrams(config.sink),
@@ -233,6 +238,22 @@ fn hold_connections(config: &AttackerConfig) -> io::Result<()> {
     }
 }
 
+/// Keeps its event descriptors full, while it sleeps until the daemon wakes it.
+fn fill_event_fds(attachment: &OwnAttachment, sink: SocketAddrV4) -> io::Result<()> {
+    loop {
+        for event_fd in &attachment.event_fds {
+            rustix::fs::fcntl_setfl(event_fd, OFlags::NONBLOCK)?;
+            // Fails when the counter is full.
+            let _ = rustix::io::write(event_fd, &(u64::MAX - 1).to_ne_bytes());
+            rustix::fs::fcntl_setfl(event_fd, OFlags::empty())?;
+        }
+        for _ in 0..64 {
+            // Without a free port the connection fails. It is answered in any case.
+            drop(TcpStream::connect(sink));
+        }
+    }
+}
+
 fn keep_alive(sink: SocketAddrV4) -> io::Result<()> {
     let streams = (0..256).map(|_| TcpStream::connect(sink)).collect::<io::Result<Vec<_>>>()?;
     for stream in &streams {
@@ -257,18 +278,20 @@ fn use_sockets(sink: SocketAddrV4) {
 /// Descriptors of this process that it shares with the daemon.
 struct OwnAttachment {
     connection: OwnedFd,
+    event_fds: Vec<OwnedFd>,
     control: File,
     data: File,
 }
 
 impl OwnAttachment {
-    /// Finds the connection by the address of its peer, and the memory by its names and sizes.
+    /// Finds the connection by the address of its peer, and the memory by its names and sizes. The
+    /// event descriptors are all that this process has.
     fn find(config: &AttackerConfig) -> io::Result<Self> {
         let missing =
             || io::Error::other("this process is not attached: start it by `tidegate run`");
         let itself = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(itself, PidfdFlags::empty())?;
-        let (mut connection, mut memories) = (None, Vec::new());
+        let (mut connection, mut event_fds, mut memories) = (None, Vec::new(), Vec::new());
         for entry in fs::read_dir("/proc/self/fd")? {
             let path = entry?.path();
             let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
@@ -277,6 +300,12 @@ impl OwnAttachment {
             if target.starts_with("/memfd:") {
                 let file = OpenOptions::new().read(true).write(true).open(&path)?;
                 memories.push((file.metadata()?.len(), file));
+            } else if target == "anon_inode:[eventfd]" {
+                event_fds.push(rustix::process::pidfd_getfd(
+                    &pidfd,
+                    number,
+                    PidfdGetfdFlags::empty(),
+                )?);
             } else if target.starts_with("socket:") {
                 let fd = rustix::process::pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty())?;
                 if is_connected_to(&fd, config) {
@@ -287,7 +316,7 @@ impl OwnAttachment {
         memories.sort_by_key(|(bytes, _)| *bytes);
         let (_, data) = memories.pop().ok_or_else(missing)?;
         let (_, control) = memories.pop().ok_or_else(missing)?;
-        Ok(Self { connection: connection.ok_or_else(missing)?, control, data })
+        Ok(Self { connection: connection.ok_or_else(missing)?, event_fds, control, data })
     }
 }
 
