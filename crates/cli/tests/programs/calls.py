@@ -384,6 +384,37 @@ def reset_after_end(subject):
                 yield code(connection.recv, 1), code(connection.send, b"x", socket.MSG_NOSIGNAL)
 
 
+def reset_in_close_wait(subject):
+    """The peer ends its data and resets, while the connection may send here."""
+    signals = []
+    signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
+    send, receive = lambda one: code(one.send, b"x"), lambda one: code(one.recv, 1)
+    pending = lambda one: error_name(one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    for calls in (send, send), (pending, send, pending), (receive, pending, receive), (receive, send, pending):
+        with subject.listener() as listener, select.epoll() as poll:
+            with subject.order_peer(f"resets_half {listener.getsockname()[1]}") as connection:
+                with listener.accept()[0] as back:
+                    yield connection.recv(1)
+                    poll.register(connection, 0)
+                    back.sendall(b"1")
+                    yield [names(bits) for _, bits in poll.poll(LIMIT)]
+                    yield [call(connection) for call in calls], signals
+                    signals.clear()
+    # The end of the peer's data stays the end of what is read, whatever error follows.
+    with subject.listener() as listener, select.epoll() as poll:
+        with subject.order_peer(f"resets_half {listener.getsockname()[1]}") as connection:
+            with listener.accept()[0] as back:
+                yield connection.recv(1)
+                fill(connection)
+                connection.shutdown(socket.SHUT_WR)
+                poll.register(connection, 0)
+                back.sendall(b"1")
+                while not any(bits & select.EPOLLERR for _, bits in poll.poll(LIMIT)):
+                    pass
+                yield receive(connection), pending(connection), pending(connection)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
 def exclusive_members(subject):
     exclusive = select.EPOLLEXCLUSIVE
     with subject.order_peer("pieces abc") as connection, select.epoll() as poll, select.epoll() as other:
@@ -1605,7 +1636,7 @@ def subject(own, peer, *chosen):
     own_side = Subject(own, peer)
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
-        reset_with_unsent_data, reset_after_end, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
+        reset_with_unsent_data, reset_after_end, reset_in_close_wait, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
         stopped_listener, duplicates, descriptors, files, corked, corked_and_waiting, full, corked_and_full, options, interrupted, datagrams,
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
         shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, exclusive_members, discarding, early_duplicates,

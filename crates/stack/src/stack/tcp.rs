@@ -229,6 +229,12 @@ impl Stack {
         self.tcp.readiness(id)
     }
 
+    /// True if the peer has ended its data or reading was shut down: once all is read, reads give
+    /// the end of the stream, also if the connection has failed since. True for a closed handle.
+    pub fn tcp_has_read_ended(&self, id: TcpId) -> bool {
+        self.tcp.has_read_ended(id)
+    }
+
     /// Bytes that can be read.
     #[inline]
     pub fn tcp_readable(&self, id: TcpId) -> usize {

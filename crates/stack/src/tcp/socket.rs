@@ -525,6 +525,8 @@ pub(crate) enum Failure {
     SourceHostIsolated,
     /// Aborted by the application itself.
     Aborted,
+    /// Reset by the peer, which had ended its data before.
+    ResetAfterEnd,
 }
 
 impl Failure {
@@ -562,6 +564,10 @@ pub enum TcpError {
     /// The peer reset the connection.
     #[error("{0} reset the connection")]
     Reset(SocketAddr),
+    /// The peer, which had ended its data, reset the connection. As at the kernel this is no reset
+    /// of what this side reads.
+    #[error("cannot send: {0} ended its data, then reset the connection")]
+    ResetAfterEnd(SocketAddr),
     /// This side aborted the connection.
     #[error("the connection to {0} was aborted")]
     Aborted(SocketAddr),
@@ -605,6 +611,7 @@ impl TcpError {
             | Failure::SourceHostIsolated => Self::HostUnreachable(remote),
             Failure::NetworkUnreachable => Self::NetworkUnreachable(remote),
             Failure::Aborted => Self::Aborted(remote),
+            Failure::ResetAfterEnd => Self::ResetAfterEnd(remote),
         }
     }
 
@@ -613,7 +620,7 @@ impl TcpError {
         match self {
             Self::Closed | Self::NotConnected => ErrorKind::NotConnected,
             Self::WouldBlock => ErrorKind::WouldBlock,
-            Self::BrokenPipe => ErrorKind::BrokenPipe,
+            Self::BrokenPipe | Self::ResetAfterEnd(_) => ErrorKind::BrokenPipe,
             Self::Refused(_) => ErrorKind::ConnectionRefused,
             Self::Reset(_) => ErrorKind::ConnectionReset,
             Self::Aborted(_) => ErrorKind::ConnectionAborted,

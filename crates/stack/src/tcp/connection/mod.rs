@@ -128,6 +128,12 @@ impl Connection {
         !matches!(self.state, TcpState::Closed | TcpState::TimeWait)
     }
 
+    /// True if what can be read is all that the application gets: the peer has ended its data, or
+    /// reading was shut down.
+    pub(crate) fn has_read_ended(&self) -> bool {
+        self.flags.contains(ConnFlags::FIN_RECEIVED) || self.flags.contains(ConnFlags::READ_SHUT)
+    }
+
     /// Bytes that the application can read.
     #[inline]
     pub(crate) fn readable(&self) -> u32 {
