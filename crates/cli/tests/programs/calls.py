@@ -161,6 +161,17 @@ def order(connection, address):
             for _ in range(int(words[1])):
                 notes = udp.recvmsg(100, 200)[1]
                 connection.sendall(b" ".join(b"%d" % raw[0] for _, _, raw in notes))
+    elif words[0] == b"sizes":
+        # Receives datagrams up to an empty one, and reports their sizes.
+        with socket.socket(family(address), socket.SOCK_DGRAM) as udp:
+            udp.settimeout(LIMIT)
+            udp.bind((connection.getsockname()[0], 0))
+            connection.sendall(b"%d" % udp.getsockname()[1])
+            while True:
+                sizes = []
+                while data := udp.recv(65536):
+                    sizes.append(len(data) if data == data[:1] * len(data) else -1)
+                connection.sendall(str(sizes).encode())
     elif words[0] == b"many":
         # Datagrams of 1,000 bytes.
         with socket.socket(family(address), socket.SOCK_DGRAM) as back:
@@ -1543,6 +1554,46 @@ def marked_datagrams(subject):
             yield code(udp.sendmsg, [b"text"], [(level, *note)], 0, peer)
 
 
+def segmented_datagrams(subject):
+    """Several datagrams of one size by one call (`UDP_SEGMENT`)."""
+    UDP, UDP_SEGMENT = socket.IPPROTO_UDP, 103
+    size = lambda value: [(UDP, UDP_SEGMENT, struct.pack("=H", value))]
+    with subject.order_peer("sizes") as orders, socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        peer = subject.peer, int(orders.recv(100))
+        limit = 65_507 if subject.family == socket.AF_INET else 65_527
+        headers = limit - 65_535 - (40 if subject.family == socket.AF_INET6 else 0)
+        for connects in False, True:
+            to = () if connects else (peer,)
+            if connects:
+                udp.connect(peer)
+
+            def send(data, notes):
+                sent = code(udp.sendmsg, data, notes, 0, *to)
+                udp.sendto(b"", peer)
+                return sent, orders.recv(10_000)
+
+            yield send([b"aaaaa" b"bbbbb" b"cc"], size(5))
+            yield send([b"aaa", b"aabbb", b"bb"], size(5))
+            yield send([b"aaaa"], size(5)), send([b"aaaaa"], size(5)), send([b"aaaaa"], size(0))
+            yield send([bytes(128)], size(1)), send([bytes(129)], size(1))
+            yield send([bytes(3000)], size(1500 + headers)), send([bytes(3000)], size(1501 + headers))
+            yield send([bytes(100)], size(1501 + headers)), send([bytes(limit)], size(1400))[0]
+            yield send([bytes(limit + 1)], size(1400))[0], send([bytes(300)], size(100))
+            for note in (UDP_SEGMENT, b"x"), (UDP_SEGMENT, struct.pack("=i", 5)), (104, struct.pack("=i", 1)):
+                yield send([b"aaaaabb"], [(UDP, *note)])
+            # For all calls, and for one call of them.
+            yield code(udp.setsockopt, UDP, UDP_SEGMENT, 2), udp.getsockopt(UDP, UDP_SEGMENT)
+            yield send([b"aabbc"], []), send([b"aaabb"], size(3)), send([b"aaaaa"], size(0))
+            yield code(udp.sendto, b"aab", peer), code(udp.setsockopt, UDP, UDP_SEGMENT, 65_536)
+            udp.setsockopt(UDP, UDP_SEGMENT, 0)
+            yield send([b"aaaaa"], [])
+    with subject.order_peer("sizes") as orders, socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        # Set before the socket moves.
+        udp.setsockopt(UDP, UDP_SEGMENT, 2)
+        peer = subject.peer, int(orders.recv(100))
+        yield udp.sendto(b"aabbc", peer), udp.sendto(b"", peer), orders.recv(100)
+
+
 def bounded_queue(subject):
     """What a socket with a small buffer keeps of many datagrams."""
     with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
@@ -1642,7 +1693,7 @@ def subject(own, peer, *chosen):
         shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, exclusive_members, discarding, early_duplicates,
         mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again, port_zero, given_up_ports, used_at_once, shut_while_sending,
         shut_after_end, listening_again, queued_errors, send_buffers, receive_times,
-        sending_after_shutdown, own_device, zero_copying, connection_state, path_sizes, broadcast_address, control_data, marked_datagrams, bounded_queue, splicing, left_bytes,
+        sending_after_shutdown, own_device, zero_copying, connection_state, path_sizes, broadcast_address, control_data, marked_datagrams, segmented_datagrams, bounded_queue, splicing, left_bytes,
     ]:
         if chosen and part.__name__ not in chosen:
             continue

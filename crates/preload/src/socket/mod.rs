@@ -15,7 +15,7 @@ pub(crate) mod udp;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tidegate::{Interest, Net, Readiness, Source, TcpListener, TcpStream, UdpSocket};
@@ -80,6 +80,8 @@ pub(crate) struct Udp {
     pub(crate) is_connected: AtomicBool,
     /// Datagrams are not fragmented (`IP_MTU_DISCOVER`).
     dont_fragment: AtomicBool,
+    /// Payload bytes of each datagram that a call sends (`UDP_SEGMENT`); 0 is one datagram.
+    segment_bytes: AtomicU16,
     pub(crate) receive_time: receive_time::ReceiveTime,
 }
 

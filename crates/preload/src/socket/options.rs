@@ -333,6 +333,8 @@ pub(crate) fn copy_from_kernel(fd: i32, socket: &Socket) {
             let is_on = |level, name| get_int(fd, level, name).is_some_and(|value| value != 0);
             udp.control_requests.set(is_on);
             udp.set_dont_fragment(dont_fragment(fd, socket.is_v6));
+            let segment_bytes = get_int(fd, libc::IPPROTO_UDP, libc::UDP_SEGMENT);
+            udp.set_segment_bytes(segment_bytes.map_or(0, |bytes| bytes as u16));
         }
         Endpoint::Listener(_) => {}
     }
@@ -387,6 +389,7 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             | libc::TCP_MAXSEG => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,
         },
+        libc::IPPROTO_UDP if name == libc::UDP_SEGMENT => OptionEffect::Copied,
         libc::IPPROTO_IP => match name {
             libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER | libc::IP_RECVERR => {
                 OptionEffect::Protocol
