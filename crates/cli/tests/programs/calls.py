@@ -138,6 +138,14 @@ def order(connection, address):
                 while back.recv(65536):
                     pass
         connection.sendall(b".")
+    elif words[0] == b"silent":
+        # Connects back, and sends there what it is told to here, or only the end of data.
+        with socket.create_connection((address, int(words[1])), LIMIT) as back:
+            connection.sendall(b".")
+            back.sendall(connection.recv(100))
+            back.shutdown(socket.SHUT_WR)
+            while back.recv(65536):
+                pass
     elif words[0] == b"datagrams":
         with socket.socket(family(address), socket.SOCK_DGRAM) as back:
             for text in words[2:]:
@@ -553,6 +561,46 @@ def accepting(subject):
     port = listener.getsockname()[1]
     other = socket.socket(subject.family)
     yield code(other.bind, (subject.own, port))
+
+
+def deferred(subject):
+    """A listener whose connections wait for data (`TCP_DEFER_ACCEPT`)."""
+    option = socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT
+    for sets_early in True, False:
+        with socket.socket(subject.family) as listener, select.epoll() as poll:
+            listener.bind((subject.own, 0))
+            if sets_early:
+                listener.setsockopt(*option, 20)
+            listener.listen(16)
+            if not sets_early:
+                listener.setsockopt(*option, 20)
+            yield listener.getsockopt(*option)
+            listener.setblocking(False)
+            poll.register(listener, select.EPOLLIN)
+            for data in b"text", b"":
+                with subject.order_peer(f"silent {listener.getsockname()[1]}") as orders:
+                    yield orders.recv(1), code(listener.accept), poll.poll(0)
+                    if data:
+                        orders.sendall(data)
+                    else:
+                        orders.shutdown(socket.SHUT_WR)
+                    yield [names(bits) for _, bits in poll.poll(LIMIT)]
+                    with listener.accept()[0] as connection:
+                        connection.setblocking(True)
+                        yield connection.recv(100, socket.MSG_WAITALL)
+            # A connection that has no data when the time is over.
+            listener.setsockopt(*option, 1)
+            with subject.order_peer(f"silent {listener.getsockname()[1]}") as orders:
+                start = time.monotonic()
+                yield orders.recv(1), [names(bits) for _, bits in poll.poll(LIMIT)]
+                yield time.monotonic() - start > 0.5
+                with listener.accept()[0] as connection:
+                    connection.setblocking(False)
+                    yield code(connection.recv, 1)
+            listener.setsockopt(*option, 0)
+            with subject.order_peer(f"silent {listener.getsockname()[1]}") as orders:
+                yield [names(bits) for _, bits in poll.poll(LIMIT)]
+                listener.accept()[0].close()
 
 
 def stopped_listener(subject):
@@ -1688,7 +1736,7 @@ def subject(own, peer, *chosen):
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
         reset_with_unsent_data, reset_after_end, reset_in_close_wait, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
-        stopped_listener, duplicates, descriptors, files, corked, corked_and_waiting, full, corked_and_full, options, interrupted, datagrams,
+        deferred, stopped_listener, duplicates, descriptors, files, corked, corked_and_waiting, full, corked_and_full, options, interrupted, datagrams,
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
         shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, exclusive_members, discarding, early_duplicates,
         mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again, port_zero, given_up_ports, used_at_once, shut_while_sending,

@@ -233,6 +233,12 @@ fn fin_wait_2_ms(fd: i32) -> Option<u32> {
     is_chosen.then(|| seconds.saturating_mul(1_000))
 }
 
+/// Time for which connections of a listener wait for data (`TCP_DEFER_ACCEPT`), in seconds.
+fn defer_accept_s(fd: i32) -> Option<u16> {
+    let seconds = get_int(fd, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT)?;
+    Some(u16::try_from(seconds).unwrap_or(u16::MAX)).filter(|&seconds| seconds > 0)
+}
+
 /// True when an IPv6 socket accepts both families.
 pub(crate) fn is_dual_stack(fd: i32, is_v6: bool) -> bool {
     is_v6 && get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Some(0)
@@ -261,6 +267,7 @@ pub(crate) fn tcp_options(fd: i32, is_v6: bool) -> TcpOptions {
         .keepalive(keepalive(fd))
         .user_timeout_ms(user_timeout.and_then(|ms| u32::try_from(ms).ok()).filter(|&ms| ms > 0))
         .fin_wait_2_ms(fin_wait_2_ms(fd))
+        .defer_accept_s(defer_accept_s(fd))
         .dont_fragment(
             get_int(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER) != Some(libc::IP_PMTUDISC_DONT),
         )
@@ -379,14 +386,13 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             | libc::TCP_KEEPCNT
             | libc::TCP_USER_TIMEOUT
             | libc::TCP_LINGER2
+            | libc::TCP_DEFER_ACCEPT
             | libc::TCP_CONGESTION => OptionEffect::Protocol,
             libc::TCP_INQ => OptionEffect::Copied,
             libc::TCP_CORK => OptionEffect::Cork,
-            libc::TCP_QUICKACK
-            | libc::TCP_DEFER_ACCEPT
-            | libc::TCP_SYNCNT
-            | libc::TCP_NOTSENT_LOWAT
-            | libc::TCP_MAXSEG => OptionEffect::KernelOnly,
+            libc::TCP_QUICKACK | libc::TCP_SYNCNT | libc::TCP_NOTSENT_LOWAT | libc::TCP_MAXSEG => {
+                OptionEffect::KernelOnly
+            }
             _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_UDP if name == libc::UDP_SEGMENT => OptionEffect::Copied,
@@ -477,6 +483,7 @@ pub(crate) fn apply_change(fd: i32, socket: &Socket, level: c_int, name: c_int) 
                     .lock()
                     .unwrap_or_else(std::sync::PoisonError::into_inner);
                 *inherited_options = inheritable(fd);
+                listener.listener.set_options(tcp_options(fd, socket.is_v6))?;
             }
             Endpoint::Udp(udp) => {
                 udp.set_dont_fragment(dont_fragment(fd, socket.is_v6));

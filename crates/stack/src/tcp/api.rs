@@ -56,6 +56,20 @@ impl TcpTable {
         self.listeners.get(id).map(|listener| *listener.options)
     }
 
+    /// Implements [`crate::Stack::tcp_set_listener_options`].
+    pub(crate) fn set_listener_options(
+        &mut self,
+        id: TcpListenerId,
+        options: TcpOptions,
+    ) -> Result<(), TcpError> {
+        let listener = self.listeners.get_mut(id).ok_or(TcpError::Closed)?;
+        // The addresses of a listener, and who shares them, are fixed when it is bound.
+        let TcpOptions { reuse_port, owner, dual_stack, .. } = *listener.options;
+        let options = TcpOptions { reuse_port, owner, dual_stack, ..options };
+        listener.options = self.shared.intern_options(options);
+        Ok(())
+    }
+
     /// Implements [`crate::Stack::tcp_acceptable`].
     pub(crate) fn acceptable(&self, id: TcpListenerId) -> usize {
         self.listeners.get(id).map_or(0, Listener::accept_queue_len)

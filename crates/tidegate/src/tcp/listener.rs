@@ -146,6 +146,15 @@ impl TcpListener {
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
+    /// Sets the options of new connections. Port sharing, and whether the listener accepts both
+    /// families, are fixed.
+    ///
+    /// # Errors
+    /// None while the listener is open.
+    pub fn set_options(&self, options: TcpOptions) -> io::Result<()> {
+        self.inner.net.with(|ops| ops.tcp_set_listener_options(self.inner.id, options))
+    }
+
     /// Makes [`TcpListener::accept`] return [`io::ErrorKind::WouldBlock`] instead of waiting.
     ///
     /// # Errors

@@ -66,6 +66,12 @@ pub(crate) trait SocketOps {
         options: TcpOptions,
     ) -> io::Result<NewSocket<TcpListenerId>>;
     fn tcp_listener_addr(&mut self, id: TcpListenerId) -> Option<SocketAddr>;
+    /// Sets the options that a listener passes on to new connections.
+    fn tcp_set_listener_options(
+        &mut self,
+        id: TcpListenerId,
+        options: TcpOptions,
+    ) -> io::Result<()>;
     fn tcp_accept(&mut self, id: TcpListenerId) -> OpResult<(TcpId, SocketAddr)>;
     fn tcp_close_listener(&mut self, id: TcpListenerId, claim: Option<Arc<PortClaim>>);
     fn tcp_connect(

@@ -248,6 +248,18 @@ impl SocketOps for AttachedCore {
         attachment.local_addr(socket).ok()
     }
 
+    fn tcp_set_listener_options(
+        &mut self,
+        id: TcpListenerId,
+        options: TcpOptions,
+    ) -> io::Result<()> {
+        for shard in self.shards.shards_of(id.to_bits()) {
+            let (attachment, socket) = self.attachments.attachment_of(shard)?;
+            attachment.set_options(socket, options)?;
+        }
+        Ok(())
+    }
+
     fn tcp_accept(&mut self, id: TcpListenerId) -> OpResult<(TcpId, SocketAddr)> {
         let Self { attachments, shards, .. } = self;
         let accepted = shards.receive_in_turn(id.to_bits(), false, |shard, _| {

@@ -157,6 +157,14 @@ impl SocketOps for EmbeddedCore {
         self.engine.stack().tcp_listener_addr(id)
     }
 
+    fn tcp_set_listener_options(
+        &mut self,
+        id: TcpListenerId,
+        options: TcpOptions,
+    ) -> io::Result<()> {
+        Ok(self.engine.parts().0.tcp_set_listener_options(id, options)?)
+    }
+
     fn tcp_accept(&mut self, listener: TcpListenerId) -> OpResult<(TcpId, SocketAddr)> {
         let (stack, _, _) = self.engine.parts();
         let id = stack.tcp_accept(listener)?;
