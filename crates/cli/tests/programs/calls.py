@@ -1447,28 +1447,68 @@ def own_device(subject):
 
 
 def zero_copying(subject):
-    """Sends from the program's memory, and waits for the notification where the option is had."""
-    SO_ZEROCOPY, MSG_ZEROCOPY = 60, 0x4000000
+    """Sends from the program's memory, and takes the notifications."""
+    SO_ZEROCOPY, MSG_ZEROCOPY, MSG_ERRQUEUE = 60, 0x4000000, 0x2000
+    option = socket.SOL_SOCKET, SO_ZEROCOPY
+
+    def take(one):
+        """Takes one notification, without the code for data that was copied."""
+        try:
+            data, notes, flags, sender = one.recvmsg(100, 200, MSG_ERRQUEUE)
+        except OSError as error:
+            return error_name(error.errno)
+        number, origin, kind, _, first, last = struct.unpack_from("=IBBBxII", notes[0][2])
+        return data, notes[0][:2], len(notes[0][2]), flags, sender, (number, origin, kind, first, last)
+
+    def take_up_to(one, last):
+        """Takes the notifications up to this number; returns the first, and the ends of all."""
+        waiting = select.poll()
+        waiting.register(one, 0)
+        taken = []
+        while not taken or taken[-1][-1][-1] != last:
+            events = [names(bits) for _, bits in waiting.poll(LIMIT * 1000)]
+            taken.append(take(one))
+        first = taken[0]
+        return events, first[:-1], first[-1][:-1], taken[-1][-1][-1]
+
     for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
         for sets_early in True, False:
-            with socket.socket(subject.family, kind) as one:
-                option = socket.SOL_SOCKET, SO_ZEROCOPY
-                has_option = sets_early and code(one.setsockopt, *option, 1) is None
+            with socket.socket(subject.family, kind) as one, select.epoll() as poll:
+                yield [code(one.setsockopt, *option, value) for value in (2, -1, 1, 0)]
+                if sets_early:
+                    yield code(one.setsockopt, *option, 1)
                 one.connect((subject.peer, CONTROL))
-                one.settimeout(LIMIT)
-                yield one.send(b"echo\ntext", MSG_ZEROCOPY), code(one.setsockopt, *option, 0)
+                yield one.send(b"echo\ntext", 0 if sets_early else MSG_ZEROCOPY), take(one)
+                yield one.recv(4, socket.MSG_WAITALL)
                 if not sets_early:
-                    has_option = code(one.setsockopt, *option, 1) is None
-                yield one.getsockopt(*option) == has_option * (not sets_early)
-                if has_option:
-                    one.send(b"text", MSG_ZEROCOPY)
-                    notice = select.poll()
-                    notice.register(one, 0)
-                    yield notice.poll(LIMIT * 1000) != []
-                else:
-                    one.send(b"text", MSG_ZEROCOPY)
-                    yield True
-                yield one.recv(4)
+                    yield code(one.setsockopt, *option, 1)
+                poll.register(one, 0)
+                yield one.getsockopt(*option), poll.poll(0)
+                yield one.send(b"text", MSG_ZEROCOPY), take_up_to(one, 0)
+                # A call that receives does not wait for the notification, nor end with it.
+                yield one.send(b"more", MSG_ZEROCOPY), [names(bits) for _, bits in poll.poll(LIMIT)]
+                yield len(one.recv(4, socket.MSG_WAITALL)), len(one.recv(4, socket.MSG_WAITALL))
+                yield one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), take_up_to(one, 1)
+                yield take(one), poll.poll(0)
+                yield [one.send(b"text", MSG_ZEROCOPY) for _ in range(3)], take_up_to(one, 4)
+                # What cannot be sent has no number. An empty datagram has one, unlike no bytes of a stream.
+                if kind == socket.SOCK_DGRAM:
+                    yield code(one.send, bytes(100_000), MSG_ZEROCOPY)
+                yield one.send(b"", MSG_ZEROCOPY), one.sendmsg([b"te", b"xt"], [], MSG_ZEROCOPY)
+                yield take_up_to(one, 6 if kind == socket.SOCK_DGRAM else 5)
+                yield code(one.setsockopt, *option, 0), one.send(b"text", MSG_ZEROCOPY), take(one)
+    # Accepted connections have what their listener has.
+    for sets_early in True, False:
+        with socket.socket(subject.family) as listener:
+            listener.bind((subject.own, 0))
+            if sets_early:
+                listener.setsockopt(*option, 1)
+            listener.listen(16)
+            if not sets_early:
+                listener.setsockopt(*option, 1)
+            with subject.order_peer(f"call {listener.getsockname()[1]} text"), listener.accept()[0] as accepted:
+                yield accepted.getsockopt(*option), accepted.send(b"text", MSG_ZEROCOPY)
+                yield take_up_to(accepted, 0)
 
 
 def connection_state(subject):

@@ -47,6 +47,11 @@ fn send_to_socket(
             all.or_else(|error| if sent > 0 { Ok(sent) } else { Err(error) })
         }
     };
+    if let Ok(len) = sent
+        && flags & libc::MSG_ZEROCOPY != 0
+    {
+        socket.on_zero_copy_sent(len);
+    }
     errno::return_count(sent.inspect_err(|error| raise_broken_pipe(socket, error, flags)))
 }
 

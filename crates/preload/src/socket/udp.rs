@@ -11,6 +11,7 @@ use tidegate::{DatagramMeta, Source, UdpSocket};
 use super::control::{ControlRequests, SendOptions};
 use super::receive_time::ReceiveTime;
 use super::tcp::scatter;
+use super::zero_copy::ZeroCopy;
 use super::{Socket, Udp};
 use crate::{real, rules};
 
@@ -35,6 +36,7 @@ impl Udp {
             is_connected: AtomicBool::new(false),
             dont_fragment: AtomicBool::new(false),
             segment_bytes: AtomicU16::new(0),
+            zero_copy: ZeroCopy::default(),
             receive_time: ReceiveTime::default(),
         }
     }

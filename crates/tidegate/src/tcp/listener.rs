@@ -204,7 +204,7 @@ impl ListenerInner {
         self.net.with(|ops| {
             let id = SocketId::Listener(self.id);
             ops.tcp_close_listener(self.id, claim);
-            ops.closed_sockets().insert(id, Shutdown::Both);
+            ops.added_readiness().close(id, Shutdown::Both);
             ops.notify(id);
         });
     }
@@ -217,7 +217,7 @@ impl Drop for ListenerInner {
         self.net.with(|ops| {
             ops.poll_sets().forget(id);
             ops.tasks().forget(id);
-            ops.closed_sockets().forget(id);
+            ops.added_readiness().forget(id);
         });
     }
 }

@@ -10,7 +10,7 @@ use tidegate_stack::{
     UdpSendOptions,
 };
 
-use super::closed_sockets::ClosedSockets;
+use super::added_readiness::AddedReadiness;
 use super::datagram::DatagramMeta;
 use super::errors::OpResult;
 use super::poll_sets::PollSets;
@@ -31,7 +31,7 @@ pub(crate) trait SocketOps {
     /// Waiting tasks.
     fn tasks(&mut self) -> &mut Tasks;
     /// Sockets that the application has closed while it still has them.
-    fn closed_sockets(&mut self) -> &mut ClosedSockets;
+    fn added_readiness(&mut self) -> &mut AddedReadiness;
     /// Wakes the threads and tasks that wait for a socket, alone or in a set.
     fn notify(&mut self, id: SocketId);
     /// Error that ended the stack, if it has failed.

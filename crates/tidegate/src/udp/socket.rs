@@ -209,7 +209,7 @@ impl UdpSocket {
         inner.is_write_closed.fetch_or(how != Shutdown::Read, Ordering::Relaxed);
         let id = SocketId::Udp(inner.id);
         inner.net.with(|ops| {
-            ops.closed_sockets().insert(id, how);
+            ops.added_readiness().close(id, how);
             ops.notify(id);
         });
     }
@@ -468,7 +468,7 @@ impl Drop for UdpInner {
         let (id, claim) = (self.id, self.claim.take());
         self.net.with(|ops| {
             ops.udp_close(id, claim);
-            ops.closed_sockets().forget(SocketId::Udp(id));
+            ops.added_readiness().forget(SocketId::Udp(id));
         });
     }
 }
