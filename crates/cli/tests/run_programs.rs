@@ -295,3 +295,29 @@ fn sockets_fail_if_another_host_has_the_address() {
         }
     }
 }
+
+/// A program that gives up its privileges before its first socket is told what helps: as root it was
+/// started already.
+#[test]
+fn programs_without_privileges_are_sent_to_a_daemon() {
+    if !can_run("program without privileges", &["python3"]) {
+        return;
+    }
+    for (kind, io) in [(DeviceKind::Xdp, "xdp"), (DeviceKind::Packet, "packet")] {
+        let testbed = Testbed::new(kind);
+        for family in ["AF_INET", "AF_INET6"] {
+            let script = format!(
+                "import os, socket; os.setuid(65534); s = socket.socket(socket.{family}); \
+                 s.bind(('', 7000)); s.listen()"
+            );
+            let program = ["python3", "-c", &script];
+            let output = testbed.run(&["--io", io], &program).output().unwrap();
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success(), "{error}");
+            assert!(error.contains("Network is down"), "{error}");
+            assert!(error.contains("this process lacks CAP_"), "{error}");
+            assert!(error.contains("attach to a daemon"), "{error}");
+            assert!(!error.contains("as root") && !error.contains("setcap"), "{error}");
+        }
+    }
+}

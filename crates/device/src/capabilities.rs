@@ -64,24 +64,32 @@ pub struct MissingCapabilities {
     pub missing: CapabilitySet,
 }
 
+impl MissingCapabilities {
+    /// The reason without a remedy.
+    pub fn reason(&self) -> String {
+        let RequiredCapabilities { user, set } = self.required;
+        let needed = names(set);
+        match self.missing.is_empty() {
+            true => format!(
+                "this process has {needed}, so a user namespace, a container or a security module \
+                 denies it"
+            ),
+            false => {
+                let missing = names(self.missing);
+                format!("this process lacks {missing}; {user} needs {needed}")
+            }
+        }
+    }
+}
+
 impl Display for MissingCapabilities {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let RequiredCapabilities { user, set } = self.required;
+        f.write_str(&self.reason())?;
         if self.missing.is_empty() {
-            let names = names(set);
-            return write!(
-                f,
-                "this process has {names}, so a user namespace, a container or a security module \
-                 denies it"
-            );
+            return Ok(());
         }
-        write!(
-            f,
-            "this process lacks {}; {user} needs {}: run as root, or `setcap {}+ep EXECUTABLE`",
-            names(self.missing),
-            names(set),
-            file_capabilities(set)
-        )
+        let file_capabilities = file_capabilities(self.required.set);
+        write!(f, ": run as root, or `setcap {file_capabilities}+ep EXECUTABLE`")
     }
 }
 

@@ -4,6 +4,7 @@ use std::io::{self, Read};
 use std::net::IpAddr;
 
 use tidegate_device::Device;
+use tidegate_device::capabilities::MissingCapabilities;
 use tidegate_device::dpdk::DpdkError;
 use tidegate_device::netlink::NetlinkError;
 #[cfg(feature = "packet")]
@@ -302,6 +303,18 @@ impl OpenError {
             Self::Xdp(error) => error.is_busy(),
             Self::Dpdk(error) => matches!(error, DpdkError::Busy { .. }),
             _ => false,
+        }
+    }
+
+    /// Capabilities that the process lacks for its device, where that is the cause.
+    pub fn missing_capabilities(&self) -> Option<MissingCapabilities> {
+        match self {
+            #[cfg(feature = "xdp")]
+            Self::Xdp(XdpError::NotPermitted { why, .. }) => Some(*why),
+            #[cfg(feature = "packet")]
+            Self::Packet(PacketError::Permission(why)) => Some(*why),
+            Self::Tap(TapError::Permission { why, .. }) => Some(*why),
+            _ => None,
         }
     }
 }

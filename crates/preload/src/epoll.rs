@@ -113,7 +113,7 @@ pub(crate) fn event_bits(ready: Readiness) -> u32 {
         (ready.writable, OUT | libc::EPOLLWRNORM as u32),
         (ready.read_closed, RDHUP),
         (ready.read_closed && ready.write_closed, HUP),
-        (ready.failed, ERR),
+        (ready.failed || ready.has_report, ERR),
     ] {
         if is_set {
             bits |= bit;
@@ -578,6 +578,7 @@ mod tests {
             read_closed: true,
             write_closed: true,
             failed: true,
+            has_report: false,
         };
         assert_eq!(
             event_bits(closed) & (IN | OUT | RDHUP | HUP | ERR),

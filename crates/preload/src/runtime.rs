@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
-use tidegate::Net;
 use tidegate::device::interface_settings::set_restorer;
 use tidegate::gate::{Config, Settings, admission};
 use tidegate::host::HostConfig;
+use tidegate::{Net, OpenError};
 
 use crate::rules::Rules;
 use crate::{log, own_fds};
@@ -176,7 +176,7 @@ fn open_stack() -> Result<Net, String> {
             // Each socket that moves leaves a kernel socket on its port.
             let config = config.kernel_ports_bound(true);
             let net = own_fds::with_low_numbers_taken(|| Net::open(config));
-            net.map_err(|error| error.to_string())
+            net.map_err(|error| embedded_error(&error))
         }
         StackLocation::Attached { socket, .. } => {
             // The name of the process, which may differ from that of its file.
@@ -184,6 +184,21 @@ fn open_stack() -> Result<Net, String> {
             let net = Net::attach(socket, name.trim_end());
             net.map_err(|error| error.to_string())
         }
+    }
+}
+
+/// Text for the error of opening an embedded stack. The advice for missing privileges is of this
+/// application: the library is loaded into no executable with file capabilities, and the
+/// application may have given up what it was started with.
+fn embedded_error(error: &OpenError) -> String {
+    match error.missing_capabilities() {
+        Some(why) if !why.missing.is_empty() => format!(
+            "the application's first socket opens the stack, but {}. An application that is started \
+             without these privileges, or gives them up before its first socket, can attach to a \
+             daemon (`tidegate daemon`), which opens the device itself",
+            why.reason()
+        ),
+        _ => error.to_string(),
     }
 }
 

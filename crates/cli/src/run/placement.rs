@@ -54,13 +54,19 @@ impl Placement {
         Self { stack, reason }
     }
 
-    /// One line: the place and the reason.
+    /// One line: the place, the reason, and what the place requires of the application.
     pub(super) fn explain(&self) -> String {
-        let place = match self.stack {
-            StackPlace::Embedded => "embedded: the stack runs inside the application",
-            StackPlace::Attached => "attached: the stack runs in the daemon",
-        };
-        format!("{place}, since {}", self.reason)
+        let reason = &self.reason;
+        match self.stack {
+            StackPlace::Embedded => format!(
+                "embedded: the stack runs inside the application, since {reason}. The application \
+                 opens the device with its own privileges when it uses its first socket; one that \
+                 gives them up before attaches to a daemon"
+            ),
+            StackPlace::Attached => {
+                format!("attached: the stack runs in the daemon, since {reason}")
+            }
+        }
     }
 }
 

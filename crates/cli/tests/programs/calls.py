@@ -138,6 +138,14 @@ def order(connection, address):
                 while back.recv(65536):
                     pass
         connection.sendall(b".")
+    elif words[0] == b"silent":
+        # Connects back, and sends there what it is told to here, or only the end of data.
+        with socket.create_connection((address, int(words[1])), LIMIT) as back:
+            connection.sendall(b".")
+            back.sendall(connection.recv(100))
+            back.shutdown(socket.SHUT_WR)
+            while back.recv(65536):
+                pass
     elif words[0] == b"datagrams":
         with socket.socket(family(address), socket.SOCK_DGRAM) as back:
             for text in words[2:]:
@@ -161,6 +169,17 @@ def order(connection, address):
             for _ in range(int(words[1])):
                 notes = udp.recvmsg(100, 200)[1]
                 connection.sendall(b" ".join(b"%d" % raw[0] for _, _, raw in notes))
+    elif words[0] == b"sizes":
+        # Receives datagrams up to an empty one, and reports their sizes.
+        with socket.socket(family(address), socket.SOCK_DGRAM) as udp:
+            udp.settimeout(LIMIT)
+            udp.bind((connection.getsockname()[0], 0))
+            connection.sendall(b"%d" % udp.getsockname()[1])
+            while True:
+                sizes = []
+                while data := udp.recv(65536):
+                    sizes.append(len(data) if data == data[:1] * len(data) else -1)
+                connection.sendall(str(sizes).encode())
     elif words[0] == b"many":
         # Datagrams of 1,000 bytes.
         with socket.socket(family(address), socket.SOCK_DGRAM) as back:
@@ -384,6 +403,37 @@ def reset_after_end(subject):
                 yield code(connection.recv, 1), code(connection.send, b"x", socket.MSG_NOSIGNAL)
 
 
+def reset_in_close_wait(subject):
+    """The peer ends its data and resets, while the connection may send here."""
+    signals = []
+    signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
+    send, receive = lambda one: code(one.send, b"x"), lambda one: code(one.recv, 1)
+    pending = lambda one: error_name(one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    for calls in (send, send), (pending, send, pending), (receive, pending, receive), (receive, send, pending):
+        with subject.listener() as listener, select.epoll() as poll:
+            with subject.order_peer(f"resets_half {listener.getsockname()[1]}") as connection:
+                with listener.accept()[0] as back:
+                    yield connection.recv(1)
+                    poll.register(connection, 0)
+                    back.sendall(b"1")
+                    yield [names(bits) for _, bits in poll.poll(LIMIT)]
+                    yield [call(connection) for call in calls], signals
+                    signals.clear()
+    # The end of the peer's data stays the end of what is read, whatever error follows.
+    with subject.listener() as listener, select.epoll() as poll:
+        with subject.order_peer(f"resets_half {listener.getsockname()[1]}") as connection:
+            with listener.accept()[0] as back:
+                yield connection.recv(1)
+                fill(connection)
+                connection.shutdown(socket.SHUT_WR)
+                poll.register(connection, 0)
+                back.sendall(b"1")
+                while not any(bits & select.EPOLLERR for _, bits in poll.poll(LIMIT)):
+                    pass
+                yield receive(connection), pending(connection), pending(connection)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
 def exclusive_members(subject):
     exclusive = select.EPOLLEXCLUSIVE
     with subject.order_peer("pieces abc") as connection, select.epoll() as poll, select.epoll() as other:
@@ -511,6 +561,46 @@ def accepting(subject):
     port = listener.getsockname()[1]
     other = socket.socket(subject.family)
     yield code(other.bind, (subject.own, port))
+
+
+def deferred(subject):
+    """A listener whose connections wait for data (`TCP_DEFER_ACCEPT`)."""
+    option = socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT
+    for sets_early in True, False:
+        with socket.socket(subject.family) as listener, select.epoll() as poll:
+            listener.bind((subject.own, 0))
+            if sets_early:
+                listener.setsockopt(*option, 20)
+            listener.listen(16)
+            if not sets_early:
+                listener.setsockopt(*option, 20)
+            yield listener.getsockopt(*option)
+            listener.setblocking(False)
+            poll.register(listener, select.EPOLLIN)
+            for data in b"text", b"":
+                with subject.order_peer(f"silent {listener.getsockname()[1]}") as orders:
+                    yield orders.recv(1), code(listener.accept), poll.poll(0)
+                    if data:
+                        orders.sendall(data)
+                    else:
+                        orders.shutdown(socket.SHUT_WR)
+                    yield [names(bits) for _, bits in poll.poll(LIMIT)]
+                    with listener.accept()[0] as connection:
+                        connection.setblocking(True)
+                        yield connection.recv(100, socket.MSG_WAITALL)
+            # A connection that has no data when the time is over.
+            listener.setsockopt(*option, 1)
+            with subject.order_peer(f"silent {listener.getsockname()[1]}") as orders:
+                start = time.monotonic()
+                yield orders.recv(1), [names(bits) for _, bits in poll.poll(LIMIT)]
+                yield time.monotonic() - start > 0.5
+                with listener.accept()[0] as connection:
+                    connection.setblocking(False)
+                    yield code(connection.recv, 1)
+            listener.setsockopt(*option, 0)
+            with subject.order_peer(f"silent {listener.getsockname()[1]}") as orders:
+                yield [names(bits) for _, bits in poll.poll(LIMIT)]
+                listener.accept()[0].close()
 
 
 def stopped_listener(subject):
@@ -1357,28 +1447,68 @@ def own_device(subject):
 
 
 def zero_copying(subject):
-    """Sends from the program's memory, and waits for the notification where the option is had."""
-    SO_ZEROCOPY, MSG_ZEROCOPY = 60, 0x4000000
+    """Sends from the program's memory, and takes the notifications."""
+    SO_ZEROCOPY, MSG_ZEROCOPY, MSG_ERRQUEUE = 60, 0x4000000, 0x2000
+    option = socket.SOL_SOCKET, SO_ZEROCOPY
+
+    def take(one):
+        """Takes one notification, without the code for data that was copied."""
+        try:
+            data, notes, flags, sender = one.recvmsg(100, 200, MSG_ERRQUEUE)
+        except OSError as error:
+            return error_name(error.errno)
+        number, origin, kind, _, first, last = struct.unpack_from("=IBBBxII", notes[0][2])
+        return data, notes[0][:2], len(notes[0][2]), flags, sender, (number, origin, kind, first, last)
+
+    def take_up_to(one, last):
+        """Takes the notifications up to this number; returns the first, and the ends of all."""
+        waiting = select.poll()
+        waiting.register(one, 0)
+        taken = []
+        while not taken or taken[-1][-1][-1] != last:
+            events = [names(bits) for _, bits in waiting.poll(LIMIT * 1000)]
+            taken.append(take(one))
+        first = taken[0]
+        return events, first[:-1], first[-1][:-1], taken[-1][-1][-1]
+
     for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
         for sets_early in True, False:
-            with socket.socket(subject.family, kind) as one:
-                option = socket.SOL_SOCKET, SO_ZEROCOPY
-                has_option = sets_early and code(one.setsockopt, *option, 1) is None
+            with socket.socket(subject.family, kind) as one, select.epoll() as poll:
+                yield [code(one.setsockopt, *option, value) for value in (2, -1, 1, 0)]
+                if sets_early:
+                    yield code(one.setsockopt, *option, 1)
                 one.connect((subject.peer, CONTROL))
-                one.settimeout(LIMIT)
-                yield one.send(b"echo\ntext", MSG_ZEROCOPY), code(one.setsockopt, *option, 0)
+                yield one.send(b"echo\ntext", 0 if sets_early else MSG_ZEROCOPY), take(one)
+                yield one.recv(4, socket.MSG_WAITALL)
                 if not sets_early:
-                    has_option = code(one.setsockopt, *option, 1) is None
-                yield one.getsockopt(*option) == has_option * (not sets_early)
-                if has_option:
-                    one.send(b"text", MSG_ZEROCOPY)
-                    notice = select.poll()
-                    notice.register(one, 0)
-                    yield notice.poll(LIMIT * 1000) != []
-                else:
-                    one.send(b"text", MSG_ZEROCOPY)
-                    yield True
-                yield one.recv(4)
+                    yield code(one.setsockopt, *option, 1)
+                poll.register(one, 0)
+                yield one.getsockopt(*option), poll.poll(0)
+                yield one.send(b"text", MSG_ZEROCOPY), take_up_to(one, 0)
+                # A call that receives does not wait for the notification, nor end with it.
+                yield one.send(b"more", MSG_ZEROCOPY), [names(bits) for _, bits in poll.poll(LIMIT)]
+                yield len(one.recv(4, socket.MSG_WAITALL)), len(one.recv(4, socket.MSG_WAITALL))
+                yield one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), take_up_to(one, 1)
+                yield take(one), poll.poll(0)
+                yield [one.send(b"text", MSG_ZEROCOPY) for _ in range(3)], take_up_to(one, 4)
+                # What cannot be sent has no number. An empty datagram has one, unlike no bytes of a stream.
+                if kind == socket.SOCK_DGRAM:
+                    yield code(one.send, bytes(100_000), MSG_ZEROCOPY)
+                yield one.send(b"", MSG_ZEROCOPY), one.sendmsg([b"te", b"xt"], [], MSG_ZEROCOPY)
+                yield take_up_to(one, 6 if kind == socket.SOCK_DGRAM else 5)
+                yield code(one.setsockopt, *option, 0), one.send(b"text", MSG_ZEROCOPY), take(one)
+    # Accepted connections have what their listener has.
+    for sets_early in True, False:
+        with socket.socket(subject.family) as listener:
+            listener.bind((subject.own, 0))
+            if sets_early:
+                listener.setsockopt(*option, 1)
+            listener.listen(16)
+            if not sets_early:
+                listener.setsockopt(*option, 1)
+            with subject.order_peer(f"call {listener.getsockname()[1]} text"), listener.accept()[0] as accepted:
+                yield accepted.getsockopt(*option), accepted.send(b"text", MSG_ZEROCOPY)
+                yield take_up_to(accepted, 0)
 
 
 def connection_state(subject):
@@ -1512,6 +1642,46 @@ def marked_datagrams(subject):
             yield code(udp.sendmsg, [b"text"], [(level, *note)], 0, peer)
 
 
+def segmented_datagrams(subject):
+    """Several datagrams of one size by one call (`UDP_SEGMENT`)."""
+    UDP, UDP_SEGMENT = socket.IPPROTO_UDP, 103
+    size = lambda value: [(UDP, UDP_SEGMENT, struct.pack("=H", value))]
+    with subject.order_peer("sizes") as orders, socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        peer = subject.peer, int(orders.recv(100))
+        limit = 65_507 if subject.family == socket.AF_INET else 65_527
+        headers = limit - 65_535 - (40 if subject.family == socket.AF_INET6 else 0)
+        for connects in False, True:
+            to = () if connects else (peer,)
+            if connects:
+                udp.connect(peer)
+
+            def send(data, notes):
+                sent = code(udp.sendmsg, data, notes, 0, *to)
+                udp.sendto(b"", peer)
+                return sent, orders.recv(10_000)
+
+            yield send([b"aaaaa" b"bbbbb" b"cc"], size(5))
+            yield send([b"aaa", b"aabbb", b"bb"], size(5))
+            yield send([b"aaaa"], size(5)), send([b"aaaaa"], size(5)), send([b"aaaaa"], size(0))
+            yield send([bytes(128)], size(1)), send([bytes(129)], size(1))
+            yield send([bytes(3000)], size(1500 + headers)), send([bytes(3000)], size(1501 + headers))
+            yield send([bytes(100)], size(1501 + headers)), send([bytes(limit)], size(1400))[0]
+            yield send([bytes(limit + 1)], size(1400))[0], send([bytes(300)], size(100))
+            for note in (UDP_SEGMENT, b"x"), (UDP_SEGMENT, struct.pack("=i", 5)), (104, struct.pack("=i", 1)):
+                yield send([b"aaaaabb"], [(UDP, *note)])
+            # For all calls, and for one call of them.
+            yield code(udp.setsockopt, UDP, UDP_SEGMENT, 2), udp.getsockopt(UDP, UDP_SEGMENT)
+            yield send([b"aabbc"], []), send([b"aaabb"], size(3)), send([b"aaaaa"], size(0))
+            yield code(udp.sendto, b"aab", peer), code(udp.setsockopt, UDP, UDP_SEGMENT, 65_536)
+            udp.setsockopt(UDP, UDP_SEGMENT, 0)
+            yield send([b"aaaaa"], [])
+    with subject.order_peer("sizes") as orders, socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
+        # Set before the socket moves.
+        udp.setsockopt(UDP, UDP_SEGMENT, 2)
+        peer = subject.peer, int(orders.recv(100))
+        yield udp.sendto(b"aabbc", peer), udp.sendto(b"", peer), orders.recv(100)
+
+
 def bounded_queue(subject):
     """What a socket with a small buffer keeps of many datagrams."""
     with socket.socket(subject.family, socket.SOCK_DGRAM) as udp:
@@ -1605,13 +1775,13 @@ def subject(own, peer, *chosen):
     own_side = Subject(own, peer)
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
-        reset_with_unsent_data, reset_after_end, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
-        stopped_listener, duplicates, descriptors, files, corked, corked_and_waiting, full, corked_and_full, options, interrupted, datagrams,
+        reset_with_unsent_data, reset_after_end, reset_in_close_wait, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
+        deferred, stopped_listener, duplicates, descriptors, files, corked, corked_and_waiting, full, corked_and_full, options, interrupted, datagrams,
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
         shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, exclusive_members, discarding, early_duplicates,
         mapped_addresses, silent_datagrams, long_datagrams, disconnected, connecting_again, port_zero, given_up_ports, used_at_once, shut_while_sending,
         shut_after_end, listening_again, queued_errors, send_buffers, receive_times,
-        sending_after_shutdown, own_device, zero_copying, connection_state, path_sizes, broadcast_address, control_data, marked_datagrams, bounded_queue, splicing, left_bytes,
+        sending_after_shutdown, own_device, zero_copying, connection_state, path_sizes, broadcast_address, control_data, marked_datagrams, segmented_datagrams, bounded_queue, splicing, left_bytes,
     ]:
         if chosen and part.__name__ not in chosen:
             continue

@@ -98,12 +98,17 @@ fn receive(
     }
 }
 
-/// Receives an error about a sent datagram (`MSG_ERRQUEUE`), as [`receive`]. Such a call never waits.
+/// Receives a notification about sent data or an error about a sent datagram (`MSG_ERRQUEUE`), as
+/// [`receive`]. Such a call never waits.
 fn receive_error(
     socket: &Socket,
     bufs: &mut [IoSliceMut<'_>],
     mut from_kernel: impl FnMut() -> ssize_t,
 ) -> io::Result<Result<ReceivedMessage, usize>> {
+    if let Some(error) = socket.take_zero_copy_notification() {
+        let (error, flags) = (Some(error), libc::MSG_ERRQUEUE);
+        return Ok(Ok(ReceivedMessage { error, flags, ..ReceivedMessage::default() }));
+    }
     let taken = match &socket.endpoint {
         Endpoint::Udp(udp) => udp.take_queued_error(socket),
         _ => Err(io::ErrorKind::WouldBlock.into()),

@@ -6,13 +6,11 @@ use std::sync::Arc;
 
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
-use tidegate::UdpSendOptions;
-
 use super::errno;
 use crate::fd_table::InUse;
+use crate::socket::control::{self, SendOptions};
 use crate::socket::install::MoveOutcome;
-use crate::socket::moving;
-use crate::socket::{Endpoint, IoDirection, Socket, control, transfer};
+use crate::socket::{Endpoint, IoDirection, Socket, moving, transfer, udp};
 use crate::{fd_table, raw, real, runtime};
 
 /// Sends the buffers. A broken pipe raises SIGPIPE unless `MSG_NOSIGNAL` is set. `by_kernel`
@@ -22,7 +20,7 @@ fn send_to_socket(
     socket: &Socket,
     data: &[IoSlice<'_>],
     to: Option<SocketAddr>,
-    options: UdpSendOptions,
+    options: SendOptions,
     flags: c_int,
     by_kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
@@ -34,11 +32,26 @@ fn send_to_socket(
             send_stream(fd, socket, data, may_block, flags & libc::MSG_MORE != 0)
         }
         Endpoint::Udp(udp) if udp.is_kernel_destination(socket, to) => return by_kernel(),
-        Endpoint::Udp(udp) => socket.retry_until_ready(fd, IoDirection::Write, may_block, || {
-            udp.check_family(socket, to)?;
-            udp.send(socket, data, to, options)
-        }),
+        Endpoint::Udp(udp) => {
+            let payload = udp::joined(data);
+            let mut sent = 0;
+            let all = socket.retry_until_ready(fd, IoDirection::Write, may_block, || {
+                udp.check_family(socket, to)?;
+                sent += udp.send(socket, &payload[sent..], to, options)?;
+                match sent < payload.len() {
+                    true => Err(io::ErrorKind::WouldBlock.into()),
+                    false => Ok(sent),
+                }
+            });
+            // Of several datagrams the first may have been sent.
+            all.or_else(|error| if sent > 0 { Ok(sent) } else { Err(error) })
+        }
     };
+    if let Ok(len) = sent
+        && flags & libc::MSG_ZEROCOPY != 0
+    {
+        socket.on_zero_copy_sent(len);
+    }
     errno::return_count(sent.inspect_err(|error| raise_broken_pipe(socket, error, flags)))
 }
 
@@ -99,7 +112,7 @@ pub unsafe extern "C" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ss
     // SAFETY: the application's own arguments.
     let data = [unsafe { raw::write_buffer(buf, len) }];
     // SAFETY: the application's own call.
-    send_to_socket(fd, &socket, &data, None, UdpSendOptions::default(), 0, || unsafe {
+    send_to_socket(fd, &socket, &data, None, SendOptions::default(), 0, || unsafe {
         real::write(fd, buf, len)
     })
 }
@@ -114,7 +127,7 @@ pub unsafe extern "C" fn writev(fd: c_int, pieces: *const iovec, count: c_int) -
         usize::try_from(count).ok().and_then(|count| unsafe { raw::write_buffers(pieces, count) });
     match data {
         Some(data) => {
-            send_to_socket(fd, &socket, &data, None, UdpSendOptions::default(), 0, by_kernel)
+            send_to_socket(fd, &socket, &data, None, SendOptions::default(), 0, by_kernel)
         }
         None => errno::return_count(Err(io::ErrorKind::InvalidInput.into())),
     }
@@ -157,7 +170,7 @@ pub unsafe extern "C" fn sendto(
         Ok(Some(socket)) => {
             // SAFETY: the application's own arguments.
             let data = [unsafe { raw::write_buffer(buf, len) }];
-            let options = UdpSendOptions::default();
+            let options = SendOptions::default();
             send_to_socket(fd, &socket, &data, to, options, flags, by_kernel)
         }
         Err(error) => errno::return_count(Err(error)),
@@ -214,8 +227,8 @@ unsafe fn send_options(
     socket: &Socket,
     message: &msghdr,
     to: Option<SocketAddr>,
-) -> io::Result<UdpSendOptions> {
-    let mut options = UdpSendOptions::default();
+) -> io::Result<SendOptions> {
+    let mut options = SendOptions::default();
     let Endpoint::Udp(udp) = &socket.endpoint else { return Ok(options) };
     // SAFETY: guaranteed by the caller.
     let messages = unsafe { raw::control_messages(message) };

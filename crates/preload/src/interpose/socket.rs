@@ -463,14 +463,6 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    // SAFETY: the application's own arguments.
-    let number = (!value.is_null() && len as usize >= size_of::<c_int>())
-        .then(|| unsafe { value.cast::<c_int>().read_unaligned() });
-    // Any socket may move later. Programs send as usual where the kernel has no zero copy.
-    if options::turns_on_zero_copy(level, name, number) && moving::may_move(fd) {
-        errno::set(libc::EOPNOTSUPP);
-        return -1;
-    }
     let known = fd_table::socket(fd).filter(|_| !runtime::is_child());
     if known.is_some() && !options::is_supported(level, name) {
         let option = options::describe(level, name);

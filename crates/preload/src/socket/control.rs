@@ -106,6 +106,16 @@ fn message(level: c_int, name: c_int, datagram: &DatagramMeta) -> Option<Control
     Some(ControlMessage { level, kind, data })
 }
 
+/// Options of one call that sends datagrams.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct SendOptions {
+    /// Header fields.
+    pub(crate) fields: UdpSendOptions,
+    /// Payload bytes of each datagram (`UDP_SEGMENT`); 0 is one datagram. `None` leaves the choice
+    /// to the socket.
+    pub(crate) segment_bytes: Option<u16>,
+}
+
 /// Applies a control message of a datagram to be sent, to IPv4 or IPv6.
 ///
 /// # Errors
@@ -113,8 +123,9 @@ fn message(level: c_int, name: c_int, datagram: &DatagramMeta) -> Option<Control
 pub(crate) fn apply_to_sent(
     one: &ControlMessage,
     is_v4: bool,
-    options: &mut UdpSendOptions,
+    options: &mut SendOptions,
 ) -> io::Result<()> {
+    let SendOptions { fields, segment_bytes } = options;
     let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
     let number = || one.data.first_chunk().map(|&bytes| c_int::from_ne_bytes(bytes));
     let byte = |number: c_int| u8::try_from(number).map_err(|_| invalid());
@@ -124,31 +135,36 @@ pub(crate) fn apply_to_sent(
         (libc::IPPROTO_IP, libc::IP_PKTINFO) if is_v4 => {
             let address = one.data.get(4..8).and_then(<[u8]>::first_chunk::<4>);
             let from = IpAddr::from(*address.ok_or_else(invalid)?);
-            options.from = Some(from).filter(|ip| !ip.is_unspecified());
+            fields.from = Some(from).filter(|ip| !ip.is_unspecified());
         }
         (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
             let address = one.data.first_chunk::<16>();
             let from = IpAddr::from(*address.ok_or_else(invalid)?).to_canonical();
-            options.from = Some(from).filter(|ip| !ip.is_unspecified());
+            fields.from = Some(from).filter(|ip| !ip.is_unspecified());
         }
         (libc::IPPROTO_IP, libc::IP_TTL) if is_v4 => {
             let hop_limit = byte(number().ok_or_else(invalid)?)?;
-            options.hop_limit = Some(hop_limit).filter(|&limit| limit > 0);
-            options.hop_limit.ok_or_else(invalid)?;
+            fields.hop_limit = Some(hop_limit).filter(|&limit| limit > 0);
+            fields.hop_limit.ok_or_else(invalid)?;
         }
         (libc::IPPROTO_IP, libc::IP_TOS) if is_v4 => {
             let class = match *one.data {
                 [class] => Ok(class),
                 _ => byte(number().ok_or_else(invalid)?),
             };
-            options.traffic_class = Some(class?);
+            fields.traffic_class = Some(class?);
         }
         (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if !is_v4 => {
-            options.hop_limit = byte_or_default(number().ok_or_else(invalid)?)?;
+            fields.hop_limit = byte_or_default(number().ok_or_else(invalid)?)?;
         }
         (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if !is_v4 => {
-            options.traffic_class = byte_or_default(number().ok_or_else(invalid)?)?;
+            fields.traffic_class = byte_or_default(number().ok_or_else(invalid)?)?;
         }
+        (libc::IPPROTO_UDP, libc::UDP_SEGMENT) => {
+            let bytes: [u8; 2] = one.data[..].try_into().map_err(|_| invalid())?;
+            *segment_bytes = Some(u16::from_ne_bytes(bytes));
+        }
+        (libc::IPPROTO_UDP, _) => return Err(invalid()),
         _ => {}
     }
     Ok(())

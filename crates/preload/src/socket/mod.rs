@@ -11,15 +11,17 @@ pub(crate) mod tcp;
 pub(crate) mod tcp_info;
 pub(crate) mod transfer;
 pub(crate) mod udp;
+pub(crate) mod zero_copy;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tidegate::{Interest, Net, Readiness, Source, TcpListener, TcpStream, UdpSocket};
 
+use crate::raw::ControlMessage;
 use crate::sleeper::{self, KernelWaiter};
 use crate::{runtime, signals};
 
@@ -52,6 +54,8 @@ pub(crate) struct Listener {
     pub(crate) listener: TcpListener,
     /// Options for the kernel sockets of accepted connections.
     pub(crate) inherited_options: Mutex<Vec<options::SocketOption>>,
+    /// Accepted connections have `SO_ZEROCOPY`.
+    passes_zero_copy: AtomicBool,
 }
 
 /// TCP connection.
@@ -69,6 +73,7 @@ pub(crate) struct Stream {
     linger: AtomicTimeout,
     /// Received data carries the number of bytes that are left (`TCP_INQ`).
     pub(crate) reports_left_bytes: AtomicBool,
+    pub(crate) zero_copy: zero_copy::ZeroCopy,
 }
 
 /// UDP socket.
@@ -80,6 +85,9 @@ pub(crate) struct Udp {
     pub(crate) is_connected: AtomicBool,
     /// Datagrams are not fragmented (`IP_MTU_DISCOVER`).
     dont_fragment: AtomicBool,
+    /// Payload bytes of each datagram that a call sends (`UDP_SEGMENT`); 0 is one datagram.
+    segment_bytes: AtomicU16,
+    pub(crate) zero_copy: zero_copy::ZeroCopy,
     pub(crate) receive_time: receive_time::ReceiveTime,
 }
 
@@ -209,8 +217,8 @@ impl Socket {
     /// Waits until the direction may be ready; false when the deadline has passed.
     fn wait(&self, fd: i32, direction: IoDirection, deadline: Option<Instant>) -> io::Result<bool> {
         let interest = match direction {
-            IoDirection::Read => Interest::Readable,
-            IoDirection::Write => Interest::Writable,
+            IoDirection::Read => Interest::Receive,
+            IoDirection::Write => Interest::Send,
         };
         let mut kernel = match direction == IoDirection::Read && self.uses_kernel_socket {
             true => KernelWaiter::for_fd(fd, libc::POLLIN),
@@ -262,6 +270,27 @@ impl Socket {
             }
             Endpoint::Udp(udp) => udp.socket.take_error().map(|error| error.map(udp::with_code)),
         }
+    }
+
+    fn zero_copy(&self) -> Option<&zero_copy::ZeroCopy> {
+        match &self.endpoint {
+            Endpoint::Listener(_) => None,
+            Endpoint::Stream(stream) => Some(&stream.zero_copy),
+            Endpoint::Udp(udp) => Some(&udp.zero_copy),
+        }
+    }
+
+    /// Called after a call with `MSG_ZEROCOPY` has sent `len` bytes. An empty datagram counts.
+    pub(crate) fn on_zero_copy_sent(&self, len: usize) {
+        let counts = len > 0 || matches!(self.endpoint, Endpoint::Udp(_));
+        if let Some(zero_copy) = self.zero_copy().filter(|_| counts) {
+            zero_copy.on_sent(self.source());
+        }
+    }
+
+    /// Takes the notification of data sent with `MSG_ZEROCOPY`, if there is one.
+    pub(crate) fn take_zero_copy_notification(&self) -> Option<ControlMessage> {
+        self.zero_copy()?.take(self.source(), self.is_v6)
     }
 
     /// Bytes that the next read could return (`FIONREAD`).

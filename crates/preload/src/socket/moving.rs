@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
 
@@ -50,11 +50,6 @@ pub(crate) fn on_bound(fd: i32, local: SocketAddr) -> io::Result<MoveOutcome> {
         return Ok(MoveOutcome::Kernel);
     }
     move_udp(fd, net, local, is_v6)
-}
-
-/// True for a socket that is on Tidegate, or may move there.
-pub(crate) fn may_move(fd: i32) -> bool {
-    runtime::rules().is_some() && options::protocol_and_family(fd).is_some()
 }
 
 /// Called before the application requests the local address of a descriptor. A UDP socket that
@@ -146,8 +141,7 @@ pub(crate) fn on_listen(fd: i32, local: SocketAddr, backlog: usize) -> io::Resul
         }
         Err(error) => return Err(error),
     };
-    let inherited_options = Mutex::new(options::inheritable(fd));
-    let endpoint = Endpoint::Listener(Listener { listener, inherited_options });
+    let endpoint = Endpoint::Listener(Listener::new(listener));
     Ok(install(fd, Socket::new(net, endpoint, is_v6, uses_kernel_socket(local))))
 }
 

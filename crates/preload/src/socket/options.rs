@@ -233,6 +233,12 @@ fn fin_wait_2_ms(fd: i32) -> Option<u32> {
     is_chosen.then(|| seconds.saturating_mul(1_000))
 }
 
+/// Time for which connections of a listener wait for data (`TCP_DEFER_ACCEPT`), in seconds.
+fn defer_accept_s(fd: i32) -> Option<u16> {
+    let seconds = get_int(fd, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT)?;
+    Some(u16::try_from(seconds).unwrap_or(u16::MAX)).filter(|&seconds| seconds > 0)
+}
+
 /// True when an IPv6 socket accepts both families.
 pub(crate) fn is_dual_stack(fd: i32, is_v6: bool) -> bool {
     is_v6 && get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Some(0)
@@ -261,6 +267,7 @@ pub(crate) fn tcp_options(fd: i32, is_v6: bool) -> TcpOptions {
         .keepalive(keepalive(fd))
         .user_timeout_ms(user_timeout.and_then(|ms| u32::try_from(ms).ok()).filter(|&ms| ms > 0))
         .fin_wait_2_ms(fin_wait_2_ms(fd))
+        .defer_accept_s(defer_accept_s(fd))
         .dont_fragment(
             get_int(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER) != Some(libc::IP_PMTUDISC_DONT),
         )
@@ -296,6 +303,7 @@ pub(crate) fn inheritable(fd: i32) -> Vec<SocketOption> {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR),
         (libc::SOL_SOCKET, libc::SO_REUSEPORT),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+        (libc::SOL_SOCKET, SO_ZEROCOPY),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY),
         (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
     ];
@@ -328,14 +336,26 @@ pub(crate) fn copy_from_kernel(fd: i32, socket: &Socket) {
             stream.linger.set(linger.unwrap_or(Duration::ZERO));
             let reports_left_bytes = get_int(fd, libc::IPPROTO_TCP, libc::TCP_INQ) == Some(1);
             stream.reports_left_bytes.store(reports_left_bytes, Ordering::Relaxed);
+            stream.zero_copy.set(is_zero_copy(fd));
         }
         Endpoint::Udp(udp) => {
             let is_on = |level, name| get_int(fd, level, name).is_some_and(|value| value != 0);
             udp.control_requests.set(is_on);
             udp.set_dont_fragment(dont_fragment(fd, socket.is_v6));
+            let segment_bytes = get_int(fd, libc::IPPROTO_UDP, libc::UDP_SEGMENT);
+            udp.set_segment_bytes(segment_bytes.map_or(0, |bytes| bytes as u16));
+            udp.zero_copy.set(is_zero_copy(fd));
         }
-        Endpoint::Listener(_) => {}
+        Endpoint::Listener(listener) => {
+            listener.passes_zero_copy.store(is_zero_copy(fd), Ordering::Relaxed);
+            listener.set_inherited(inheritable(fd));
+        }
     }
+}
+
+/// True if the application asks to be notified of data sent with `MSG_ZEROCOPY`.
+fn is_zero_copy(fd: i32) -> bool {
+    get_int(fd, libc::SOL_SOCKET, SO_ZEROCOPY) == Some(1)
 }
 
 /// Effect of an option on Tidegate.
@@ -358,7 +378,9 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
         _ if control::is_request(level, name) => OptionEffect::Copied,
         libc::SOL_SOCKET => match name {
             libc::SO_KEEPALIVE | libc::SO_RCVBUF | libc::SO_SNDBUF => OptionEffect::Protocol,
-            libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_LINGER => OptionEffect::Copied,
+            libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_LINGER | SO_ZEROCOPY => {
+                OptionEffect::Copied
+            }
             libc::SO_REUSEADDR
             | libc::SO_REUSEPORT
             | libc::SO_PRIORITY
@@ -366,8 +388,7 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             | libc::SO_BINDTODEVICE
             | libc::SO_OOBINLINE
             | libc::SO_BUSY_POLL
-            | libc::SO_INCOMING_CPU
-            | SO_ZEROCOPY => OptionEffect::KernelOnly,
+            | libc::SO_INCOMING_CPU => OptionEffect::KernelOnly,
             _ => OptionEffect::Unsupported,
         },
         libc::IPPROTO_TCP => match name {
@@ -377,16 +398,16 @@ fn effect(level: c_int, name: c_int) -> OptionEffect {
             | libc::TCP_KEEPCNT
             | libc::TCP_USER_TIMEOUT
             | libc::TCP_LINGER2
+            | libc::TCP_DEFER_ACCEPT
             | libc::TCP_CONGESTION => OptionEffect::Protocol,
             libc::TCP_INQ => OptionEffect::Copied,
             libc::TCP_CORK => OptionEffect::Cork,
-            libc::TCP_QUICKACK
-            | libc::TCP_DEFER_ACCEPT
-            | libc::TCP_SYNCNT
-            | libc::TCP_NOTSENT_LOWAT
-            | libc::TCP_MAXSEG => OptionEffect::KernelOnly,
+            libc::TCP_QUICKACK | libc::TCP_SYNCNT | libc::TCP_NOTSENT_LOWAT | libc::TCP_MAXSEG => {
+                OptionEffect::KernelOnly
+            }
             _ => OptionEffect::Unsupported,
         },
+        libc::IPPROTO_UDP if name == libc::UDP_SEGMENT => OptionEffect::Copied,
         libc::IPPROTO_IP => match name {
             libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER | libc::IP_RECVERR => {
                 OptionEffect::Protocol
@@ -420,12 +441,6 @@ pub(crate) fn is_refused(level: c_int, name: c_int) -> bool {
         (libc::IPPROTO_TCP, libc::TCP_FASTOPEN)
             | (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF | libc::SO_ATTACH_REUSEPORT_EBPF)
     )
-}
-
-/// True when a value turns on sending from the program's memory (`SO_ZEROCOPY`). A program that may
-/// do so waits for notifications, which Tidegate does not have.
-pub(crate) fn turns_on_zero_copy(level: c_int, name: c_int, value: Option<c_int>) -> bool {
-    (level, name) == (libc::SOL_SOCKET, SO_ZEROCOPY) && value != Some(0)
 }
 
 /// Description of an option for the log.
@@ -469,11 +484,8 @@ pub(crate) fn apply_change(fd: i32, socket: &Socket, level: c_int, name: c_int) 
                 stream.stream.set_options(|own| *own = options)?;
             }
             Endpoint::Listener(listener) => {
-                let mut inherited_options = listener
-                    .inherited_options
-                    .lock()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner);
-                *inherited_options = inheritable(fd);
+                listener.set_inherited(inheritable(fd));
+                listener.listener.set_options(tcp_options(fd, socket.is_v6))?;
             }
             Endpoint::Udp(udp) => {
                 udp.set_dont_fragment(dont_fragment(fd, socket.is_v6));

@@ -2,10 +2,13 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidegate::{Batch, TcpState, TcpStream, UnreachableReason};
+use tidegate::{Batch, TcpListener, TcpState, TcpStream, UnreachableReason};
 
+use super::options::SocketOption;
+use super::zero_copy::ZeroCopy;
 use super::{Endpoint, Listener, Socket, Stream};
 
 impl Stream {
@@ -19,6 +22,7 @@ impl Stream {
             more_follows: AtomicBool::new(false),
             linger: super::AtomicTimeout::default(),
             reports_left_bytes: AtomicBool::new(false),
+            zero_copy: ZeroCopy::default(),
         }
     }
 
@@ -190,10 +194,22 @@ fn send(batch: &mut Batch<'_>, stream: &TcpStream, data: &[IoSlice<'_>]) -> io::
 }
 
 impl Listener {
+    pub(super) fn new(listener: TcpListener) -> Self {
+        let (inherited_options, passes_zero_copy) = Default::default();
+        Self { listener, inherited_options, passes_zero_copy }
+    }
+
+    /// Sets the options for the kernel sockets of accepted connections.
+    pub(super) fn set_inherited(&self, options: Vec<SocketOption>) {
+        *self.inherited_options.lock().unwrap_or_else(PoisonError::into_inner) = options;
+    }
+
     /// Accepts the connection that has waited longest; returns it with the peer's address.
     pub(crate) fn accept(&self, socket: &Socket) -> io::Result<(Socket, SocketAddr)> {
         let (stream, peer) = socket.net.batch(|batch| batch.accept(&self.listener))??;
-        let body = Endpoint::Stream(Stream::new(stream, false));
+        let body = Stream::new(stream, false);
+        body.zero_copy.set(self.passes_zero_copy.load(Ordering::Relaxed));
+        let body = Endpoint::Stream(body);
         let accepted = Socket::new(socket.net, body, socket.is_v6, false);
         let peer = accepted.to_app_family(peer);
         Ok((accepted, peer))

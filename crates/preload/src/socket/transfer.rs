@@ -76,9 +76,8 @@ fn install_received(fd: i32, net: &'static tidegate::Net, received: ReceivedSock
             (Endpoint::Udp(udp), local.ok())
         }
         ReceivedSocket::Listener(listener) => {
-            let (local, inherited_options) =
-                (listener.local_addr().ok(), options::inheritable(fd).into());
-            (Endpoint::Listener(Listener { listener, inherited_options }), local)
+            let local = listener.local_addr().ok();
+            (Endpoint::Listener(Listener::new(listener)), local)
         }
         ReceivedSocket::Stream(stream) => {
             let is_syn_sent = |info: tidegate::TcpInfo| info.state == TcpState::SynSent;

@@ -1,14 +1,17 @@
 //! UDP: receiving and sending datagrams without blocking.
 
+use std::borrow::Cow;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Shutdown, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
-use tidegate::{DatagramMeta, Source, UdpSendOptions, UdpSocket};
+use tidegate::{DatagramMeta, Source, UdpSocket};
 
-use super::control::ControlRequests;
+use super::control::{ControlRequests, SendOptions};
 use super::receive_time::ReceiveTime;
 use super::tcp::scatter;
+use super::zero_copy::ZeroCopy;
 use super::{Socket, Udp};
 use crate::{real, rules};
 
@@ -16,6 +19,9 @@ use crate::{real, rules};
 const MAX_V4_PAYLOAD_BYTES: usize = 65_507;
 /// The same on IPv6, which does not count its own header.
 const MAX_V6_PAYLOAD_BYTES: usize = 65_527;
+
+/// The kernel's limit of datagrams that one call sends.
+const MAX_SEGMENTS: usize = 128;
 
 /// Payload that fits into a packet on every path.
 const MIN_CHECKED_BYTES: usize = 508;
@@ -29,6 +35,8 @@ impl Udp {
             control_requests: ControlRequests::default(),
             is_connected: AtomicBool::new(false),
             dont_fragment: AtomicBool::new(false),
+            segment_bytes: AtomicU16::new(0),
+            zero_copy: ZeroCopy::default(),
             receive_time: ReceiveTime::default(),
         }
     }
@@ -87,30 +95,36 @@ impl Udp {
         }
     }
 
-    /// Sends one datagram with these header fields, to an address or to the connected peer.
+    /// Sends a payload to an address or to the connected peer, as one datagram or as several of one
+    /// size. Returns the bytes sent, of several datagrams perhaps not all.
     pub(crate) fn send(
         &self,
         socket: &Socket,
-        data: &[IoSlice<'_>],
+        payload: &[u8],
         to: Option<SocketAddr>,
-        options: UdpSendOptions,
+        options: SendOptions,
     ) -> io::Result<usize> {
-        let joined;
-        let payload = match data {
-            [one] => &**one,
-            _ => {
-                joined = data.iter().flat_map(|piece| piece.iter().copied()).collect::<Vec<u8>>();
-                &joined
-            }
-        };
         if to.is_some_and(|to| to.port() == 0) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        self.check_size(socket, payload.len(), to)?;
-        self.socket.send_with(payload, to, options).map_err(|error| match error.kind() {
+        let of_socket = || self.segment_bytes.load(Ordering::Relaxed);
+        let segment_bytes = options.segment_bytes.unwrap_or_else(of_socket);
+        self.check_size(socket, payload.len(), segment_bytes, to)?;
+        let sent = match NonZero::new(segment_bytes) {
+            Some(size) if payload.len() > size.get().into() => {
+                self.socket.send_segments(payload, size, to, options.fields)
+            }
+            _ => self.socket.send_with(payload, to, options.fields),
+        };
+        sent.map_err(|error| match error.kind() {
             io::ErrorKind::NotConnected => io::Error::from_raw_os_error(libc::EDESTADDRREQ),
             _ => with_code(error),
         })
+    }
+
+    /// Sets the payload bytes of each datagram that a call sends (`UDP_SEGMENT`); 0 is one datagram.
+    pub(super) fn set_segment_bytes(&self, bytes: u16) {
+        self.segment_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Sets whether datagrams may be fragmented.
@@ -118,13 +132,23 @@ impl Udp {
         self.dont_fragment.store(dont_fragment, Ordering::Relaxed);
     }
 
-    /// Checks that a datagram of `len` bytes can be sent.
+    /// Checks that `len` bytes can be sent, as one datagram or as segments of this size.
     ///
     /// # Errors
-    /// `EMSGSIZE`.
-    fn check_size(&self, socket: &Socket, len: usize, to: Option<SocketAddr>) -> io::Result<()> {
-        let dont_fragment = self.dont_fragment.load(Ordering::Relaxed);
-        if len <= (if dont_fragment { MIN_CHECKED_BYTES } else { MAX_V4_PAYLOAD_BYTES }) {
+    /// `EMSGSIZE`; `EINVAL` for too many segments.
+    fn check_size(
+        &self,
+        socket: &Socket,
+        len: usize,
+        segment_bytes: u16,
+        to: Option<SocketAddr>,
+    ) -> io::Result<()> {
+        let segment_bytes = usize::from(segment_bytes);
+        let has_segments = segment_bytes > 0;
+        let dont_fragment = has_segments || self.dont_fragment.load(Ordering::Relaxed);
+        if !has_segments
+            && len <= (if dont_fragment { MIN_CHECKED_BYTES } else { MAX_V4_PAYLOAD_BYTES })
+        {
             return Ok(());
         }
         let Some(to) = to.or_else(|| self.socket.peer_addr().ok()) else { return Ok(()) };
@@ -134,9 +158,13 @@ impl Udp {
         };
         let mut fits = len <= limit;
         if fits && dont_fragment {
-            fits = socket.net.path_mtu(to.ip()).is_none_or(|mtu| header_bytes + len <= mtu);
+            let longest = if has_segments { len.min(segment_bytes) } else { len };
+            fits = socket.net.path_mtu(to.ip()).is_none_or(|mtu| header_bytes + longest <= mtu);
         }
         match fits {
+            true if has_segments && len > segment_bytes * MAX_SEGMENTS => {
+                Err(io::Error::from_raw_os_error(libc::EINVAL))
+            }
             true => Ok(()),
             false => Err(io::Error::from_raw_os_error(libc::EMSGSIZE)),
         }
@@ -157,6 +185,14 @@ impl Udp {
             && to.is_some_and(|to| {
                 rules::is_loopback(to.ip()) || socket.net.source_for(to.ip()).is_none()
             })
+    }
+}
+
+/// Payload of buffers that are sent one after the other.
+pub(crate) fn joined<'d>(data: &'d [IoSlice<'_>]) -> Cow<'d, [u8]> {
+    match data {
+        [one] => Cow::Borrowed(one),
+        _ => data.iter().flat_map(|piece| piece.iter().copied()).collect(),
     }
 }
 

@@ -42,7 +42,11 @@ impl Attachment {
             }
             return Ok(len);
         }
-        let is_ended = status.read_closed || status.state == SocketState::Over;
+        // The end of the peer's data stays the end, whatever error follows.
+        if status.read_closed {
+            return Ok(0);
+        }
+        let is_ended = status.state == SocketState::Over;
         // The daemon may still hold bytes that were received before the error.
         if is_ended && let Some(kind) = socket.take_error(&status) {
             return Err(kind.into());

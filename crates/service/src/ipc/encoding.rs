@@ -66,7 +66,10 @@ const ROUTERS_FRAGMENT: u64 = 1 << 34;
 const CORK: u64 = 1 << 35;
 /// Place of the limit of FIN-WAIT-2 in the last word, and its largest value; 0 means no limit.
 const FIN_WAIT_2_SHIFT: u32 = 36;
-const MAX_FIN_WAIT_2_MS: u32 = (1 << 28) - 1;
+const MAX_FIN_WAIT_2_MS: u32 = (1 << 18) - 1;
+/// Place of the time for which connections wait for data, and its largest value; 0 means none.
+const DEFER_ACCEPT_SHIFT: u32 = 54;
+const MAX_DEFER_ACCEPT_S: u16 = (1 << 10) - 1;
 
 const UDP_DUAL_STACK: u64 = 1;
 const UDP_REUSE_ADDRESS: u64 = 1 << 1;
@@ -92,6 +95,8 @@ pub(super) fn tcp_options_to_words(options: &TcpOptions) -> [u64; TCP_OPTIONS_WO
     let is_receive_fixed = options.max_receive_buffer_bytes <= options.receive_buffer_bytes;
     let fin_wait_2_ms =
         options.fin_wait_2_ms.map_or(0, |ms| u64::from(ms.clamp(1, MAX_FIN_WAIT_2_MS)));
+    let defer_accept_s =
+        options.defer_accept_s.map_or(0, |seconds| u64::from(seconds.min(MAX_DEFER_ACCEPT_S)));
     let head = flag(options.no_delay, NO_DELAY)
         | flag(options.ecn, ECN)
         | flag(options.dual_stack, DUAL_STACK)
@@ -113,7 +118,8 @@ pub(super) fn tcp_options_to_words(options: &TcpOptions) -> [u64; TCP_OPTIONS_WO
             | flag(is_receive_fixed, FIXED_RECEIVE_BUFFER)
             | flag(!options.dont_fragment, ROUTERS_FRAGMENT)
             | flag(options.cork, CORK)
-            | fin_wait_2_ms << FIN_WAIT_2_SHIFT,
+            | fin_wait_2_ms << FIN_WAIT_2_SHIFT
+            | defer_accept_s << DEFER_ACCEPT_SHIFT,
     ]
 }
 
@@ -160,6 +166,8 @@ pub(super) fn tcp_options_from_words(words: [u64; TCP_OPTIONS_WORDS]) -> TcpOpti
         true => CongestionControl::NewReno,
         false => CongestionControl::Cubic,
     };
+    let fin_wait_2_ms = (user_timeout >> FIN_WAIT_2_SHIFT) as u32 & MAX_FIN_WAIT_2_MS;
+    let fin_wait_2_ms = Some(fin_wait_2_ms).filter(|&ms| ms > 0);
     let default = TcpOptions::default();
     let max = |fixed, size: u32, max| if user_timeout & fixed == 0 { size.max(max) } else { size };
     TcpOptions::default()
@@ -185,7 +193,8 @@ pub(super) fn tcp_options_from_words(words: [u64; TCP_OPTIONS_WORDS]) -> TcpOpti
         .traffic_class((head >> 16) as u8)
         .keepalive(has(KEEPALIVE).then_some(keepalive))
         .user_timeout_ms(has(USER_TIMEOUT).then_some(user_timeout as u32))
-        .fin_wait_2_ms(Some((user_timeout >> FIN_WAIT_2_SHIFT) as u32).filter(|&ms| ms > 0))
+        .fin_wait_2_ms(fin_wait_2_ms)
+        .defer_accept_s(Some((user_timeout >> DEFER_ACCEPT_SHIFT) as u16).filter(|&s| s > 0))
         .dont_fragment(user_timeout & ROUTERS_FRAGMENT == 0)
         .cork(user_timeout & CORK != 0)
 }
@@ -354,6 +363,7 @@ pub(super) mod tests {
             .keepalive(changed_keepalive())
             .user_timeout_ms(0)
             .fin_wait_2_ms(MAX_FIN_WAIT_2_MS)
+            .defer_accept_s(MAX_DEFER_ACCEPT_S)
             .dont_fragment(false)
     }
 

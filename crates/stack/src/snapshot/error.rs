@@ -6,7 +6,7 @@ use crate::ConfigError;
 
 /// Format version of [`crate::StackSnapshot`]. It increases with every change of the format, so that two
 /// processes can check their compatibility before a handover.
-pub const STATE_VERSION: u32 = 8;
+pub const STATE_VERSION: u32 = 9;
 
 /// Failure to restore a [`crate::StackSnapshot`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

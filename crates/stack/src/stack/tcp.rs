@@ -39,6 +39,19 @@ impl Stack {
         self.tcp.listener_options(id)
     }
 
+    /// Changes the options that a listener passes on to new connections. What decides on its
+    /// addresses (`reuse_port`, `owner`, `dual_stack`) does not change.
+    ///
+    /// # Errors
+    /// [`TcpError::Closed`] when the handle is not valid.
+    pub fn tcp_set_listener_options(
+        &mut self,
+        id: TcpListenerId,
+        options: TcpOptions,
+    ) -> Result<(), TcpError> {
+        self.tcp.set_listener_options(id, options)
+    }
+
     /// Number of connections in the accept queue.
     #[inline]
     pub fn tcp_acceptable(&self, id: TcpListenerId) -> usize {
@@ -227,6 +240,12 @@ impl Stack {
     #[inline]
     pub fn tcp_readiness(&self, id: TcpId) -> TcpReadiness {
         self.tcp.readiness(id)
+    }
+
+    /// True if the peer has ended its data or reading was shut down: once all is read, reads give
+    /// the end of the stream, also if the connection has failed since. True for a closed handle.
+    pub fn tcp_has_read_ended(&self, id: TcpId) -> bool {
+        self.tcp.has_read_ended(id)
     }
 
     /// Bytes that can be read.

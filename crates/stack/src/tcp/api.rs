@@ -56,6 +56,20 @@ impl TcpTable {
         self.listeners.get(id).map(|listener| *listener.options)
     }
 
+    /// Implements [`crate::Stack::tcp_set_listener_options`].
+    pub(crate) fn set_listener_options(
+        &mut self,
+        id: TcpListenerId,
+        options: TcpOptions,
+    ) -> Result<(), TcpError> {
+        let listener = self.listeners.get_mut(id).ok_or(TcpError::Closed)?;
+        // The addresses of a listener, and who shares them, are fixed when it is bound.
+        let TcpOptions { reuse_port, owner, dual_stack, .. } = *listener.options;
+        let options = TcpOptions { reuse_port, owner, dual_stack, ..options };
+        listener.options = self.shared.intern_options(options);
+        Ok(())
+    }
+
     /// Implements [`crate::Stack::tcp_acceptable`].
     pub(crate) fn acceptable(&self, id: TcpListenerId) -> usize {
         self.listeners.get(id).map_or(0, Listener::accept_queue_len)
@@ -342,10 +356,7 @@ impl TcpTable {
         connection: &mut Connection,
         buffer_is_empty: bool,
     ) -> Result<usize, TcpError> {
-        if connection.flags.contains(ConnFlags::FIN_RECEIVED)
-            || connection.flags.contains(ConnFlags::READ_SHUT)
-            || buffer_is_empty
-        {
+        if connection.has_read_ended() || buffer_is_empty {
             return Ok(0);
         }
         if let Some(failure) = connection.failure.take() {
@@ -446,9 +457,7 @@ impl TcpTable {
             };
         };
         let is_closed = connection.state == TcpState::Closed;
-        let read_closed = connection.flags.contains(ConnFlags::FIN_RECEIVED)
-            || connection.flags.contains(ConnFlags::READ_SHUT)
-            || is_closed;
+        let read_closed = connection.has_read_ended() || is_closed;
         let write_closed = connection.flags.contains(ConnFlags::FIN_QUEUED) || is_closed;
         let has_space = connection.can_send()
             && connection.has_send_space()
@@ -460,6 +469,11 @@ impl TcpTable {
             write_closed,
             failed: connection.failure.is_some(),
         }
+    }
+
+    /// Implements [`crate::Stack::tcp_has_read_ended`].
+    pub(crate) fn has_read_ended(&self, id: TcpId) -> bool {
+        self.get(id).is_none_or(Connection::has_read_ended)
     }
 
     /// Implements [`crate::Stack::tcp_readable`].

@@ -176,6 +176,9 @@ pub struct TcpOptions {
     pub fin_wait_2_ms: Option<u32>,
     /// Forbid routers to fragment IPv4 packets, as path MTU discovery requires (RFC 1191).
     pub dont_fragment: bool,
+    /// Longest time that an established connection waits for data of the peer, outside the accept
+    /// queue of its listener, in seconds (`TCP_DEFER_ACCEPT`); `None` does not wait.
+    pub defer_accept_s: Option<u16>,
 }
 
 impl Default for TcpOptions {
@@ -199,6 +202,7 @@ impl Default for TcpOptions {
             user_timeout_ms: None,
             fin_wait_2_ms: None,
             dont_fragment: true,
+            defer_accept_s: None,
         }
     }
 }
@@ -306,6 +310,12 @@ impl TcpOptions {
     /// Sets whether routers are forbidden to fragment IPv4 packets.
     pub fn dont_fragment(self, dont_fragment: bool) -> Self {
         Self { dont_fragment, ..self }
+    }
+
+    /// Sets the time that connections of a listener wait for data before they can be accepted, in
+    /// seconds; `None` does not wait.
+    pub fn defer_accept_s(self, defer_accept_s: impl Into<Option<u16>>) -> Self {
+        Self { defer_accept_s: defer_accept_s.into(), ..self }
     }
 
     /// Window shift needed to offer the whole receive buffer at its largest (RFC 7323 section 2.3).
@@ -525,6 +535,8 @@ pub(crate) enum Failure {
     SourceHostIsolated,
     /// Aborted by the application itself.
     Aborted,
+    /// Reset by the peer, which had ended its data before.
+    ResetAfterEnd,
 }
 
 impl Failure {
@@ -562,6 +574,10 @@ pub enum TcpError {
     /// The peer reset the connection.
     #[error("{0} reset the connection")]
     Reset(SocketAddr),
+    /// The peer, which had ended its data, reset the connection. As at the kernel this is no reset
+    /// of what this side reads.
+    #[error("cannot send: {0} ended its data, then reset the connection")]
+    ResetAfterEnd(SocketAddr),
     /// This side aborted the connection.
     #[error("the connection to {0} was aborted")]
     Aborted(SocketAddr),
@@ -605,6 +621,7 @@ impl TcpError {
             | Failure::SourceHostIsolated => Self::HostUnreachable(remote),
             Failure::NetworkUnreachable => Self::NetworkUnreachable(remote),
             Failure::Aborted => Self::Aborted(remote),
+            Failure::ResetAfterEnd => Self::ResetAfterEnd(remote),
         }
     }
 
@@ -613,7 +630,7 @@ impl TcpError {
         match self {
             Self::Closed | Self::NotConnected => ErrorKind::NotConnected,
             Self::WouldBlock => ErrorKind::WouldBlock,
-            Self::BrokenPipe => ErrorKind::BrokenPipe,
+            Self::BrokenPipe | Self::ResetAfterEnd(_) => ErrorKind::BrokenPipe,
             Self::Refused(_) => ErrorKind::ConnectionRefused,
             Self::Reset(_) => ErrorKind::ConnectionReset,
             Self::Aborted(_) => ErrorKind::ConnectionAborted,

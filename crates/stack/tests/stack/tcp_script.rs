@@ -14,10 +14,12 @@
 //! set mtu 68                   MTU of the link; below 1280 only IPv4
 //! set option no-delay          also: cork, no-cork, ecn, receive-buffer N, send-buffer N,
 //!                              keepalive IDLE INTERVAL PROBES (ms),
-//!                              user-timeout MS, fin-wait-2 MS, newreno
+//!                              user-timeout MS, fin-wait-2 MS, newreno,
+//!                              defer-accept S
 //! set limit half-open 1        also: backlog N, resets N, memory BYTES
 //! set peer-isn 4294967000      the peer's initial sequence number
-//! set port 4001                the peer's port from here on
+//! set port 4001                the peer's port from here on; a port that was set before
+//!                              continues its connection
 //! set salt 1                   the peer sends different data from here on
 //! ```
 //!
@@ -46,7 +48,7 @@
 //! In expected time stamps `*` matches any value. Every packet the stack sends must be
 //! expected, and must come within two milliseconds of its time.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 
@@ -133,6 +135,8 @@ pub struct Script {
     /// The stack's initial sequence number and first time stamp, once seen.
     our_isn: Option<u32>,
     our_ts: Option<u32>,
+    /// Both of the connections from other ports.
+    other_ports: HashMap<u16, (Option<u32>, Option<u32>)>,
     sent: VecDeque<(u64, Packet)>,
     /// Frames of the peer that the stack receives together with its next one.
     burst: Vec<Vec<u8>>,
@@ -199,6 +203,7 @@ impl Script {
             peer_isn: 1_000_000,
             salt: 0,
             our_isn: None,
+            other_ports: HashMap::new(),
             our_ts: None,
             sent: VecDeque::new(),
             burst: Vec::new(),
@@ -385,6 +390,9 @@ impl Script {
             ["option", "fin-wait-2", n] => {
                 self.options.fin_wait_2_ms = Some(n.parse().unwrap());
             }
+            ["option", "defer-accept", n] => {
+                self.options.defer_accept_s = Some(n.parse().unwrap());
+            }
             ["option", "keepalive", idle, interval, probes] => {
                 self.options.keepalive = Some(
                     Keepalive::default()
@@ -401,8 +409,14 @@ impl Script {
                 (self.our_isn, self.our_ts) = (None, None);
             }
             ["port", n] => {
-                self.peer_port = n.parse().unwrap();
-                (self.our_isn, self.our_ts) = (None, None);
+                let port = n.parse().unwrap();
+                let left = std::mem::replace(&mut self.peer_port, port);
+                // Returns to the connection of another port, or begins one.
+                let known = self.other_ports.remove(&port).unwrap_or_default();
+                if port != left {
+                    self.other_ports.insert(left, (self.our_isn, self.our_ts));
+                }
+                (self.our_isn, self.our_ts) = known;
             }
             _ => self.fail("unknown setting"),
         }

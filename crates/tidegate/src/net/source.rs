@@ -13,6 +13,17 @@ pub trait Source: Pollable {
     fn readiness(&self) -> Readiness {
         self.net().with(|ops| ops.readiness(self.id()))
     }
+
+    /// Announces a report of the application's own, which those who wait for the socket learn of
+    /// ([`Readiness::has_report`]), or that it was taken.
+    fn set_report(&self, has_report: bool) {
+        self.net().with(|ops| {
+            ops.added_readiness().set_report(self.id(), has_report);
+            if has_report {
+                ops.notify(self.id());
+            }
+        });
+    }
 }
 
 /// Stack and identifier of a source.

@@ -146,6 +146,15 @@ impl TcpListener {
         address.ok_or(io::ErrorKind::NotConnected.into())
     }
 
+    /// Sets the options of new connections. Port sharing, and whether the listener accepts both
+    /// families, are fixed.
+    ///
+    /// # Errors
+    /// None while the listener is open.
+    pub fn set_options(&self, options: TcpOptions) -> io::Result<()> {
+        self.inner.net.with(|ops| ops.tcp_set_listener_options(self.inner.id, options))
+    }
+
     /// Makes [`TcpListener::accept`] return [`io::ErrorKind::WouldBlock`] instead of waiting.
     ///
     /// # Errors
@@ -195,7 +204,7 @@ impl ListenerInner {
         self.net.with(|ops| {
             let id = SocketId::Listener(self.id);
             ops.tcp_close_listener(self.id, claim);
-            ops.closed_sockets().insert(id, Shutdown::Both);
+            ops.added_readiness().close(id, Shutdown::Both);
             ops.notify(id);
         });
     }
@@ -208,7 +217,7 @@ impl Drop for ListenerInner {
         self.net.with(|ops| {
             ops.poll_sets().forget(id);
             ops.tasks().forget(id);
-            ops.closed_sockets().forget(id);
+            ops.added_readiness().forget(id);
         });
     }
 }

@@ -3,8 +3,8 @@
 //! A backend implements [`SocketOps`](socket_ops::SocketOps); a socket calls it. Nothing here
 //! depends on a backend or on a socket.
 
+pub(crate) mod added_readiness;
 pub(crate) mod batch_scope;
-pub(crate) mod closed_sockets;
 pub(crate) mod datagram;
 pub(crate) mod deadline;
 pub(crate) mod errors;

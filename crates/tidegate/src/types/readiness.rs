@@ -17,6 +17,8 @@ pub struct Readiness {
     pub write_closed: bool,
     /// An error is waiting for `take_error`.
     pub failed: bool,
+    /// A report waits that the application has announced ([`Source::set_report`](crate::Source::set_report)).
+    pub has_report: bool,
 }
 
 impl Readiness {
@@ -29,6 +31,7 @@ impl Readiness {
             read_closed: self.read_closed || other.read_closed,
             write_closed: self.write_closed || other.write_closed,
             failed: self.failed || other.failed,
+            has_report: self.has_report || other.has_report,
         }
     }
 }
@@ -36,7 +39,7 @@ impl Readiness {
 impl From<TcpReadiness> for Readiness {
     fn from(found: TcpReadiness) -> Self {
         let TcpReadiness { readable, writable, read_closed, write_closed, failed } = found;
-        Self { readable, writable, read_closed, write_closed, failed }
+        Self { readable, writable, read_closed, write_closed, failed, has_report: false }
     }
 }
 
@@ -63,6 +66,7 @@ impl Readiness {
             || interest.has(Interest::Writable) && self.writable
             || interest.has(Interest::ReadClosed) && self.read_closed
             || self.failed
+            || self.has_report && !matches!(interest, Interest::Receive | Interest::Send)
             || self.read_closed && self.write_closed
     }
 }
@@ -86,6 +90,10 @@ pub enum Interest {
     ReadClosed,
     /// Writable, or the end of the receive direction.
     WritableOrReadClosed,
+    /// Readable, for a call that receives: reports do not count.
+    Receive,
+    /// Writable, for a call that sends: reports do not count.
+    Send,
     /// Errors and the end of both directions only; these are always reported.
     Neither,
 }
@@ -115,6 +123,8 @@ impl Interest {
     pub(crate) fn has(self, other: Interest) -> bool {
         let parts = match self {
             Self::Both => [Self::Readable, Self::Writable],
+            Self::Receive => [Self::Readable; 2],
+            Self::Send => [Self::Writable; 2],
             Self::WritableOrReadClosed => [Self::Writable, Self::ReadClosed],
             alone => [alone; 2],
         };

@@ -10,7 +10,7 @@ use tidegate_stack::{
     UdpSendOptions,
 };
 
-use super::closed_sockets::ClosedSockets;
+use super::added_readiness::AddedReadiness;
 use super::datagram::DatagramMeta;
 use super::errors::OpResult;
 use super::poll_sets::PollSets;
@@ -31,7 +31,7 @@ pub(crate) trait SocketOps {
     /// Waiting tasks.
     fn tasks(&mut self) -> &mut Tasks;
     /// Sockets that the application has closed while it still has them.
-    fn closed_sockets(&mut self) -> &mut ClosedSockets;
+    fn added_readiness(&mut self) -> &mut AddedReadiness;
     /// Wakes the threads and tasks that wait for a socket, alone or in a set.
     fn notify(&mut self, id: SocketId);
     /// Error that ended the stack, if it has failed.
@@ -66,6 +66,12 @@ pub(crate) trait SocketOps {
         options: TcpOptions,
     ) -> io::Result<NewSocket<TcpListenerId>>;
     fn tcp_listener_addr(&mut self, id: TcpListenerId) -> Option<SocketAddr>;
+    /// Sets the options that a listener passes on to new connections.
+    fn tcp_set_listener_options(
+        &mut self,
+        id: TcpListenerId,
+        options: TcpOptions,
+    ) -> io::Result<()>;
     fn tcp_accept(&mut self, id: TcpListenerId) -> OpResult<(TcpId, SocketAddr)>;
     fn tcp_close_listener(&mut self, id: TcpListenerId, claim: Option<Arc<PortClaim>>);
     fn tcp_connect(

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
+use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -208,7 +209,7 @@ impl UdpSocket {
         inner.is_write_closed.fetch_or(how != Shutdown::Read, Ordering::Relaxed);
         let id = SocketId::Udp(inner.id);
         inner.net.with(|ops| {
-            ops.closed_sockets().insert(id, how);
+            ops.added_readiness().close(id, how);
             ops.notify(id);
         });
     }
@@ -286,6 +287,34 @@ impl UdpSocket {
             ops.read_clock();
             let sent = ops.udp_send(self.inner.id, payload, to, options);
             unless_blocked(sent.and_then(|()| Ok(ops.udp_flush().map(|()| payload.len())?)))
+        })
+    }
+
+    /// Sends the payload as datagrams of `segment_bytes` in one transmit batch; the last may be
+    /// shorter. Returns the payload bytes sent: fewer when transmit space ends. An error in the
+    /// middle is returned by the next call.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_to`], when the first datagram cannot be sent.
+    pub fn send_segments(
+        &self,
+        payload: &[u8],
+        segment_bytes: NonZero<u16>,
+        to: Option<SocketAddr>,
+        options: UdpSendOptions,
+    ) -> io::Result<usize> {
+        let segment_bytes = usize::from(segment_bytes.get());
+        self.wait_writable(|ops| {
+            ops.read_clock();
+            let mut sent = 0;
+            for segment in payload.chunks(segment_bytes) {
+                match ops.udp_send(self.inner.id, segment, to, options) {
+                    Ok(()) => sent += segment.len(),
+                    Err(error) if sent == 0 => return unless_blocked(Err(error)),
+                    Err(_) => break,
+                }
+            }
+            Some(ops.udp_flush().map(|()| sent))
         })
     }
 
@@ -439,7 +468,7 @@ impl Drop for UdpInner {
         let (id, claim) = (self.id, self.claim.take());
         self.net.with(|ops| {
             ops.udp_close(id, claim);
-            ops.closed_sockets().forget(SocketId::Udp(id));
+            ops.added_readiness().forget(SocketId::Udp(id));
         });
     }
 }

@@ -312,11 +312,13 @@ impl SocketServer {
 
     fn set_options(&mut self, app: &Application, handle: Handle, options: TcpOptions) {
         let Some(socket) = app.key(handle).and_then(|key| self.sockets.get(key)) else { return };
-        if let SocketKind::Stream(stream) = &socket.kind {
-            let (stack, arena, now_ns) = self.engine.parts();
-            // A closed connection has no options.
-            let _ = stack.tcp_set_options(now_ns, arena, stream.id, options);
-        }
+        let (stack, arena, now_ns) = self.engine.parts();
+        // A closed connection has no options.
+        let _ = match &socket.kind {
+            SocketKind::Stream(stream) => stack.tcp_set_options(now_ns, arena, stream.id, options),
+            SocketKind::Listener(id) => stack.tcp_set_listener_options(*id, options),
+            SocketKind::Udp(_) => Ok(()),
+        };
     }
 
     fn set_udp_options(&mut self, app: &Application, handle: Handle, options: UdpOptions) {

@@ -25,7 +25,13 @@ impl AppSocket {
         let received =
             !stream.is_closed && receive(stream, engine, || self.slot.poll_on_rx_space.request())?;
         // Sending would discard the failure, together with the application's bytes.
-        let failure = engine.parts().0.tcp_take_error(stream.id);
+        let failure = match engine.parts().0.tcp_take_error(stream.id) {
+            // The application had ended its data, too, which waits here.
+            Some(TcpError::ResetAfterEnd(peer)) if stream.shutdown_pending => {
+                Some(TcpError::Reset(peer))
+            }
+            failure => failure,
+        };
         let SendOutcome { taken, has_more, taken_bytes } = send(stream, engine, max_bytes)?;
         let id = stream.id;
         let is_done = stream.is_closed && stream.from_app.available()? == 0;
@@ -40,7 +46,7 @@ impl AppSocket {
             _ => SocketState::Connected,
         };
         // The end of the stream is reported after its last byte.
-        let read_closed = readiness.read_closed && stack.tcp_readable(id) == 0;
+        let read_closed = stack.tcp_has_read_ended(id) && stack.tcp_readable(id) == 0;
         let write_closed = readiness.write_closed;
         if let Some(failure) = failure {
             notify |= self.set_error(failure.kind());

@@ -300,6 +300,9 @@ impl Connection {
         }
         let failure = match self.state {
             TcpState::SynReceived if !self.flags.contains(ConnFlags::PASSIVE) => Failure::Refused,
+            TcpState::CloseWait if !self.flags.contains(ConnFlags::FIN_QUEUED) => {
+                Failure::ResetAfterEnd
+            }
             _ => Failure::Reset,
         };
         self.abort(shared, Some(failure), false);

@@ -128,6 +128,35 @@ impl Connection {
         !matches!(self.state, TcpState::Closed | TcpState::TimeWait)
     }
 
+    /// Leaves a connection that is just established in the SYN queue of its listener, if its peer
+    /// has sent nothing and the listener defers such connections; returns true then.
+    pub(crate) fn defer_accept(&mut self, now_ns: u64) -> bool {
+        let Some(seconds) = self.options.defer_accept_s else { return false };
+        // A connection from a SYN cookie is in no queue.
+        let is_deferred = !self.has_input() && self.is_deferred();
+        if is_deferred {
+            self.timers.set_idle(now_ns, u64::from(seconds) * 1_000_000_000);
+        }
+        is_deferred
+    }
+
+    /// True for a connection that is established, but waits for data before it can be accepted.
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.flags.contains(ConnFlags::IN_SYN_QUEUE)
+            && matches!(self.state, TcpState::Established | TcpState::CloseWait)
+    }
+
+    /// True if the peer has sent data or the end of it.
+    pub(crate) fn has_input(&self) -> bool {
+        self.readable() > 0 || self.flags.contains(ConnFlags::FIN_RECEIVED)
+    }
+
+    /// True if what can be read is all that the application gets: the peer has ended its data, or
+    /// reading was shut down.
+    pub(crate) fn has_read_ended(&self) -> bool {
+        self.flags.contains(ConnFlags::FIN_RECEIVED) || self.flags.contains(ConnFlags::READ_SHUT)
+    }
+
     /// Bytes that the application can read.
     #[inline]
     pub(crate) fn readable(&self) -> u32 {

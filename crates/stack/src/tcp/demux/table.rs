@@ -17,7 +17,7 @@ use crate::tcp::buffers::TcpShared;
 use crate::tcp::connection::{Connection, SegmentOutcome};
 use crate::tcp::flags::ConnFlags;
 use crate::tcp::identity::{self, PeerClock, Secret, TcpSecrets};
-use crate::tcp::listener::Listeners;
+use crate::tcp::listener::{Listener, Listeners};
 use crate::tcp::segment::{FourTuple, OutSegment, Segment};
 use crate::tcp::send::mss_of_mtu;
 use crate::tcp::seq::Seq;
@@ -30,6 +30,10 @@ const MAX_REPLIES: usize = 256;
 
 /// Delay before the next attempt to send after queues were full.
 const RETRY_INTERVAL_NS: u64 = 1_000_000;
+
+/// Delay before the next attempt to accept a connection that was deferred, after the accept queue
+/// was full.
+const DEFERRAL_RETRY_NS: u64 = 1_000_000_000;
 
 /// Interval between checks for unused memory.
 const TRIM_INTERVAL_NS: u64 = 100_000_000;
@@ -212,41 +216,72 @@ impl TcpTable {
         let Some(connection) = self.connections.at_mut(index) else {
             return Err(DropReason::TcpNoSocket);
         };
-        let mut listener = connection.listener.and_then(|id| self.listeners.get_mut(id));
+        let listener = connection.listener.and_then(|id| self.listeners.get(id));
         if connection.listener.is_some() && listener.is_none() {
             // The listener is closed: the connection will never be accepted.
             connection.abort(&mut self.shared, None, true);
             self.update(now_ns, index);
             return Ok(());
         }
-        let may_establish = listener.as_ref().is_none_or(|listener| !listener.is_full());
+        let is_queue_full = listener.is_some_and(Listener::is_full);
+        let brings_data = !segment.payload.is_empty() || segment.is_fin();
+        if is_queue_full && brings_data && connection.is_deferred() {
+            // The peer retransmits what makes the connection acceptable.
+            return Err(DropReason::TcpAcceptQueueFull);
+        }
         let mut outcome = SegmentOutcome::default();
         let result = connection.handle_segment(
             now_ns,
             segment,
-            may_establish,
+            !is_queue_full,
             &mut outcome,
             &mut self.shared,
         );
         if outcome.established && self.reports_confirmed_peers {
             self.events.push_back(Event::PeerConfirmed(connection.tuple.remote_ip()));
         }
-        if outcome.established
-            && let Some(listener) = &mut listener
-        {
-            listener.half_open -= usize::from(connection.flags.contains(ConnFlags::IN_SYN_QUEUE));
-            connection.flags.remove(ConnFlags::IN_SYN_QUEUE);
-            connection.flags.insert(ConnFlags::IN_ACCEPT_QUEUE);
-            listener.push(index);
-            if !std::mem::replace(&mut listener.notified, true) {
-                self.events.extend(connection.listener.map(Event::TcpAcceptable));
-            }
+        let is_acceptable = match outcome.established {
+            true => !connection.defer_accept(now_ns),
+            false => connection.is_deferred() && connection.has_input(),
+        };
+        if is_acceptable {
+            self.queue_for_accept(index);
         }
         if let Some(out) = outcome.reply {
             self.reply(out);
         }
         self.update(now_ns, index);
         result
+    }
+
+    /// Moves a connection from the SYN queue of its listener to the accept queue.
+    fn queue_for_accept(&mut self, index: u32) {
+        let Some(connection) = self.connections.at_mut(index) else { return };
+        let Some(id) = connection.listener else { return };
+        let Some(listener) = self.listeners.get_mut(id) else { return };
+        listener.half_open -= usize::from(connection.flags.take(ConnFlags::IN_SYN_QUEUE));
+        connection.flags.insert(ConnFlags::IN_ACCEPT_QUEUE);
+        listener.push(index);
+        if !std::mem::replace(&mut listener.notified, true) {
+            self.events.push_back(Event::TcpAcceptable(id));
+        }
+    }
+
+    /// Makes a connection acceptable whose peer has sent nothing for as long as the listener defers
+    /// it. A full accept queue takes it later.
+    fn end_deferral(&mut self, now_ns: u64, index: u32) {
+        let Some(connection) = self.connections.at_mut(index) else { return };
+        if !connection.is_deferred() {
+            return;
+        }
+        match connection.listener.and_then(|id| self.listeners.get(id)) {
+            Some(listener) if listener.is_full() => {
+                connection.timers.set_idle(now_ns, DEFERRAL_RETRY_NS);
+            }
+            Some(_) => self.queue_for_accept(index),
+            // The listener is closed: the connection will never be accepted.
+            None => connection.abort(&mut self.shared, None, true),
+        }
     }
 
     /// Answers a segment without a connection with a reset, within the rate limit. Returns the drop
@@ -484,7 +519,12 @@ impl TcpTable {
         }
         while let Some(index) = self.wheel.expire(&mut self.connections, now_ns) {
             if let Some(connection) = self.connections.at_mut(index) {
+                let ends_deferral =
+                    connection.is_deferred() && connection.timers.idle_deadline_ns <= now_ns;
                 connection.on_timers(now_ns, &mut self.shared);
+                if ends_deferral {
+                    self.end_deferral(now_ns, index);
+                }
             }
             self.note_stall(now_ns, index);
             self.update(now_ns, index);

@@ -11,7 +11,7 @@ use super::attachments::Attachments;
 use super::kernel_sockets::KernelSockets;
 use super::shards::Shards;
 use super::socket_number::{listener_id, socket_number, stream_id, udp_id};
-use crate::types::closed_sockets::ClosedSockets;
+use crate::types::added_readiness::AddedReadiness;
 use crate::types::exchange::ExchangeBuffers;
 use crate::types::followers::Followers;
 use crate::types::poll_sets::PollSets;
@@ -33,7 +33,7 @@ pub(crate) struct AttachedCore {
     pub(super) followers: Followers,
     pub(super) poll_sets: PollSets,
     pub(super) tasks: Tasks,
-    pub(super) closed_sockets: ClosedSockets,
+    pub(super) added_readiness: AddedReadiness,
     pub(super) idle: IdleGovernor,
     /// Buffers of exchanges; present after the first exchange.
     pub(super) exchange_buffers: Option<ExchangeBuffers>,
@@ -71,7 +71,7 @@ impl AttachedCore {
             followers: Followers::default(),
             poll_sets: PollSets::default(),
             tasks: Tasks::default(),
-            closed_sockets: ClosedSockets::default(),
+            added_readiness: AddedReadiness::default(),
             idle: new_idle(0),
             exchange_buffers: None,
             has_daemon_exited: false,
@@ -162,7 +162,7 @@ impl AttachedCore {
         let others = self.shards.others(number);
         let add = |found: Readiness, &other: &u64| found.union(self.attachments.readiness(other));
         let found = others.iter().fold(first, add);
-        self.closed_sockets.apply(id, found)
+        self.added_readiness.apply(id, found)
     }
 
     /// Like [`Attachment::reserve_port`]. With several attachments the socket is kept until the

@@ -18,7 +18,7 @@ use super::attachments::Attachments;
 use super::core::{AttachedCore, daemon_exited};
 use super::shards::ShardRank;
 use super::socket_number::{listener_id, stream_id, udp_id};
-use crate::types::closed_sockets::ClosedSockets;
+use crate::types::added_readiness::AddedReadiness;
 use crate::types::datagram::DatagramMeta;
 use crate::types::errors::{OpError, OpResult, unless_blocked};
 use crate::types::poll_sets::PollSets;
@@ -152,8 +152,8 @@ impl SocketOps for AttachedCore {
         &mut self.tasks
     }
 
-    fn closed_sockets(&mut self) -> &mut ClosedSockets {
-        &mut self.closed_sockets
+    fn added_readiness(&mut self) -> &mut AddedReadiness {
+        &mut self.added_readiness
     }
 
     fn notify(&mut self, id: SocketId) {
@@ -246,6 +246,18 @@ impl SocketOps for AttachedCore {
     fn tcp_listener_addr(&mut self, id: TcpListenerId) -> Option<SocketAddr> {
         let (attachment, socket) = self.attachments.attachment_of(id.to_bits()).ok()?;
         attachment.local_addr(socket).ok()
+    }
+
+    fn tcp_set_listener_options(
+        &mut self,
+        id: TcpListenerId,
+        options: TcpOptions,
+    ) -> io::Result<()> {
+        for shard in self.shards.shards_of(id.to_bits()) {
+            let (attachment, socket) = self.attachments.attachment_of(shard)?;
+            attachment.set_options(socket, options)?;
+        }
+        Ok(())
     }
 
     fn tcp_accept(&mut self, id: TcpListenerId) -> OpResult<(TcpId, SocketAddr)> {
@@ -395,6 +407,7 @@ impl SocketOps for AttachedCore {
     fn tcp_close(&mut self, id: TcpId, reset_on_close: bool, _: Option<Arc<PortClaim>>) {
         self.poll_sets.forget(SocketId::Stream(id));
         self.tasks.forget(SocketId::Stream(id));
+        self.added_readiness.forget(SocketId::Stream(id));
         self.attachments.close(id.to_bits(), reset_on_close);
     }
 

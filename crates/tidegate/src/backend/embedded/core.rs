@@ -11,7 +11,7 @@ use tidegate_stack::{Event, OwnAddresses, UdpId};
 
 use super::reader_groups::ReaderGroups;
 use super::recent_wait::RecentWait;
-use crate::types::closed_sockets::ClosedSockets;
+use crate::types::added_readiness::AddedReadiness;
 use crate::types::followers::Followers;
 use crate::types::poll_sets::PollSets;
 use crate::types::socket_id::SocketId;
@@ -50,7 +50,7 @@ pub(crate) struct EmbeddedCore {
     /// Tasks of an executor that wait for sockets.
     pub(crate) tasks: Tasks,
     /// Sockets that the application has closed while it still has them.
-    pub(crate) closed_sockets: ClosedSockets,
+    pub(crate) added_readiness: AddedReadiness,
     /// Sockets with several readers.
     pub(crate) reader_groups: ReaderGroups,
     /// Ports claimed from the kernel, when the stack shares the kernel's addresses.
@@ -76,7 +76,7 @@ impl EmbeddedCore {
             paused_sleeper: None,
             poll_sets: PollSets::default(),
             tasks: Tasks::default(),
-            closed_sockets: ClosedSockets::default(),
+            added_readiness: AddedReadiness::default(),
             reader_groups: ReaderGroups::new(None),
             claims,
             deferred_calls: 0,

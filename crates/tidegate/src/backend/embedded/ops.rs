@@ -12,7 +12,7 @@ use tidegate_stack::{
 };
 
 use super::core::EmbeddedCore;
-use crate::types::closed_sockets::ClosedSockets;
+use crate::types::added_readiness::AddedReadiness;
 use crate::types::datagram::DatagramMeta;
 use crate::types::errors::{OpError, OpResult};
 use crate::types::poll_sets::PollSets;
@@ -60,8 +60,8 @@ impl SocketOps for EmbeddedCore {
         &mut self.tasks
     }
 
-    fn closed_sockets(&mut self) -> &mut ClosedSockets {
-        &mut self.closed_sockets
+    fn added_readiness(&mut self) -> &mut AddedReadiness {
+        &mut self.added_readiness
     }
 
     fn notify(&mut self, id: SocketId) {
@@ -75,8 +75,8 @@ impl SocketOps for EmbeddedCore {
     }
 
     fn readiness(&mut self, id: SocketId) -> Readiness {
-        let Self { poll_sets, engine, closed_sockets, .. } = self;
-        let mut of = |id| closed_sockets.apply(id, Readiness::of(engine.stack(), id));
+        let Self { poll_sets, engine, added_readiness, .. } = self;
+        let mut of = |id| added_readiness.apply(id, Readiness::of(engine.stack(), id));
         match id {
             SocketId::Poll(set) => {
                 Readiness { readable: poll_sets.has_ready(set, &mut of), ..Readiness::default() }
@@ -86,8 +86,8 @@ impl SocketOps for EmbeddedCore {
     }
 
     fn collect_ready(&mut self, set: PollSetId, limit: usize, report: &mut dyn FnMut(Ready)) {
-        let Self { poll_sets, engine, closed_sockets, .. } = self;
-        let mut of = |id| closed_sockets.apply(id, Readiness::of(engine.stack(), id));
+        let Self { poll_sets, engine, added_readiness, .. } = self;
+        let mut of = |id| added_readiness.apply(id, Readiness::of(engine.stack(), id));
         poll_sets.collect_ready(set, &mut of, limit, report);
     }
 
@@ -155,6 +155,14 @@ impl SocketOps for EmbeddedCore {
 
     fn tcp_listener_addr(&mut self, id: TcpListenerId) -> Option<SocketAddr> {
         self.engine.stack().tcp_listener_addr(id)
+    }
+
+    fn tcp_set_listener_options(
+        &mut self,
+        id: TcpListenerId,
+        options: TcpOptions,
+    ) -> io::Result<()> {
+        Ok(self.engine.parts().0.tcp_set_listener_options(id, options)?)
     }
 
     fn tcp_accept(&mut self, listener: TcpListenerId) -> OpResult<(TcpId, SocketAddr)> {
@@ -290,6 +298,7 @@ impl SocketOps for EmbeddedCore {
     fn tcp_close(&mut self, id: TcpId, reset_on_close: bool, claim: Option<Arc<PortClaim>>) {
         self.poll_sets.forget(SocketId::Stream(id));
         self.tasks.forget(SocketId::Stream(id));
+        self.added_readiness.forget(SocketId::Stream(id));
         if !reset_on_close {
             self.receive_before_close(id);
         }
