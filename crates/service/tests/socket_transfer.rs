@@ -160,6 +160,8 @@ fn transferred_connection_continues_at_same_byte() {
                 receiver.peer_addr(received.socket).unwrap(),
                 client.local_addr(ours).unwrap()
             );
+            assert!(receiver.readiness(received.socket).readable);
+            receiver.ping().unwrap();
             (sender, socket) = (receiver, received.socket);
             receiver = testbed.attach(1);
         }

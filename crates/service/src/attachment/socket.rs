@@ -71,7 +71,9 @@ impl AttachedSocket {
     ) -> io::Result<Self> {
         let slot = memory.slot(slot)?.with_change_flag_in(own, opened.handle.slot)?;
         let socket = Self::in_slot(slot, opened, socket_type, TcpOptions::default())?;
-        let error_reports = ErrorReports::for_unknown_options();
+        let mut error_reports = ErrorReports::default();
+        // The options of a foreign socket are not known here. Streams have no reports.
+        error_reports.expect(socket_type == SocketType::Udp);
         Ok(Self { may_be_shared: true, error_reports, ..socket })
     }
 

@@ -26,11 +26,6 @@ pub(super) struct ErrorReports {
 }
 
 impl ErrorReports {
-    /// Reports of a socket that another process has opened.
-    pub(super) fn for_unknown_options() -> Self {
-        Self { are_expected: true, ..Self::default() }
-    }
-
     /// Reports of the same socket in another process.
     pub(super) fn for_other_holder(&self) -> Self {
         Self { are_expected: self.are_expected, ..Self::default() }
