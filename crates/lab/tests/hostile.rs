@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use support::{can_run, lab, laboratory};
+use tidegate_lab::experiments::faults::hostile::Attack;
 
 #[test]
 fn killed_and_stopped_servers_leave_nothing_behind() {
@@ -38,7 +39,7 @@ fn attackers_take_nothing_from_a_neighbour() {
     let flags = ["--part", "neighbour", "--repeats", "1", "--seconds", "0.2"];
     let report = lab(&[&["hostile"][..], &flags].concat());
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 11);
+    assert_eq!(rows.len(), Attack::ALL.len());
     for row in rows {
         // Latency and rate depend on the speed of the machine.
         assert_eq!((&row["wrong"], &row["broken"]), (&0.into(), &0.into()), "{report:#}");
