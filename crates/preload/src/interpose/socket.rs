@@ -149,6 +149,8 @@ pub unsafe extern "C" fn accept4(
                 result => result,
             }
         });
+    // A listener that another thread has shut down ends here, which changes `errno`.
+    drop(socket);
     match accepted {
         Ok(AcceptedSocket::Kernel(new)) => new,
         Ok(AcceptedSocket::Tidegate(new, peer)) => {
