@@ -7,6 +7,7 @@ returns when the expected event has happened.
 """
 
 import array
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -385,22 +386,34 @@ def reset_with_unsent_data(subject):
                 yield code(connection.send, b"x")
 
 
-def reset_after_end(subject):
-    """The peer ends its data and resets, while the connection waits in LAST-ACK here."""
+@contextlib.contextmanager
+def half_closed(subject):
+    """A connection whose peer has ended its data and resets at the first byte, the listener's end that
+    tells the peer so, and an empty set."""
     with subject.listener() as listener, select.epoll() as poll:
         with subject.order_peer(f"resets_half {listener.getsockname()[1]}") as connection:
             with listener.accept()[0] as back:
-                yield connection.recv(1)
-                fill(connection)
-                connection.shutdown(socket.SHUT_WR)
-                poll.register(connection, 0)
-                yield [names(bits) for _, bits in poll.poll(LIMIT)]
-                back.sendall(b"1")
-                while not any(bits & select.EPOLLERR for _, bits in poll.poll(LIMIT)):
-                    pass
-                yield error_name(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-                yield connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                yield code(connection.recv, 1), code(connection.send, b"x", socket.MSG_NOSIGNAL)
+                yield connection, back, poll
+
+
+def wait_for_error(poll):
+    while not any(bits & select.EPOLLERR for _, bits in poll.poll(LIMIT)):
+        pass
+
+
+def reset_after_end(subject):
+    """The peer ends its data and resets, while the connection waits in LAST-ACK here."""
+    with half_closed(subject) as (connection, back, poll):
+        yield connection.recv(1)
+        fill(connection)
+        connection.shutdown(socket.SHUT_WR)
+        poll.register(connection, 0)
+        yield [names(bits) for _, bits in poll.poll(LIMIT)]
+        back.sendall(b"1")
+        wait_for_error(poll)
+        yield error_name(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+        yield connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        yield code(connection.recv, 1), code(connection.send, b"x", socket.MSG_NOSIGNAL)
 
 
 def reset_in_close_wait(subject):
@@ -410,27 +423,22 @@ def reset_in_close_wait(subject):
     send, receive = lambda one: code(one.send, b"x"), lambda one: code(one.recv, 1)
     pending = lambda one: error_name(one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
     for calls in (send, send), (pending, send, pending), (receive, pending, receive), (receive, send, pending):
-        with subject.listener() as listener, select.epoll() as poll:
-            with subject.order_peer(f"resets_half {listener.getsockname()[1]}") as connection:
-                with listener.accept()[0] as back:
-                    yield connection.recv(1)
-                    poll.register(connection, 0)
-                    back.sendall(b"1")
-                    yield [names(bits) for _, bits in poll.poll(LIMIT)]
-                    yield [call(connection) for call in calls], signals
-                    signals.clear()
+        with half_closed(subject) as (connection, back, poll):
+            yield connection.recv(1)
+            poll.register(connection, 0)
+            back.sendall(b"1")
+            yield [names(bits) for _, bits in poll.poll(LIMIT)]
+            yield [call(connection) for call in calls], signals
+            signals.clear()
     # The end of the peer's data stays the end of what is read, whatever error follows.
-    with subject.listener() as listener, select.epoll() as poll:
-        with subject.order_peer(f"resets_half {listener.getsockname()[1]}") as connection:
-            with listener.accept()[0] as back:
-                yield connection.recv(1)
-                fill(connection)
-                connection.shutdown(socket.SHUT_WR)
-                poll.register(connection, 0)
-                back.sendall(b"1")
-                while not any(bits & select.EPOLLERR for _, bits in poll.poll(LIMIT)):
-                    pass
-                yield receive(connection), pending(connection), pending(connection)
+    with half_closed(subject) as (connection, back, poll):
+        yield connection.recv(1)
+        fill(connection)
+        connection.shutdown(socket.SHUT_WR)
+        poll.register(connection, 0)
+        back.sendall(b"1")
+        wait_for_error(poll)
+        yield receive(connection), pending(connection), pending(connection)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
