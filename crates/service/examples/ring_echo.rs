@@ -138,9 +138,10 @@ impl Echo {
     /// round trip.
     fn take_turn(&mut self) -> io::Result<bool> {
         self.app.poll()?;
-        while let Some((handle, socket_type)) = self.app.next_changed() {
+        while let Some(changed) = self.app.next_changed() {
+            let handle = changed.handle;
             let mut buf = [0; 2 * PAYLOAD_BYTES];
-            let (len, from) = match socket_type {
+            let (len, from) = match changed.socket_type {
                 SocketType::Udp => match self.app.recv_datagram(handle, &mut buf, false) {
                     Ok(received) => (received.len, Some(received.from)),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => continue,

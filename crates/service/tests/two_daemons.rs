@@ -140,6 +140,39 @@ fn streams_deliver_in_order_and_close() {
 }
 
 #[test]
+fn space_for_sending_is_a_change_without_news() {
+    for family in FAMILIES {
+        let testbed = DaemonPair::new();
+        let mut apps = [testbed.attach(0), testbed.attach(1)];
+        let [ours, theirs] = connection_pair(&mut apps, address(1, family, 80));
+        let [client, server] = &mut apps;
+        let mut buf = vec![0; 65_536];
+        let (mut sent, mut received, mut changes) = (0, 0, Vec::new());
+        let began = Instant::now();
+        while sent < 4 << 20 || received < sent {
+            assert!(began.elapsed() < TIMEOUT, "{received} of {sent} arrived");
+            if sent < 4 << 20 {
+                sent += client.send(ours, &buf).unwrap_or(0);
+            }
+            // Asks for a notification of space if there is none.
+            client.readiness(ours);
+            received += server.recv(theirs, &mut buf, false).unwrap_or(0);
+            server.poll().unwrap();
+            client.poll().unwrap();
+            changes.extend(std::iter::from_fn(|| client.next_changed()));
+        }
+        assert!(changes.len() > 2, "never without space");
+        // The first reports how the connection began.
+        assert!(changes[1..].iter().all(|changed| !changed.has_news));
+        server.send(theirs, b"x").unwrap();
+        while !client.next_changed().is_some_and(|changed| changed.has_news) {
+            assert!(began.elapsed() < TIMEOUT, "a byte is no news");
+            client.sleep(TIMEOUT).unwrap();
+        }
+    }
+}
+
+#[test]
 fn connect_without_listener_is_refused() {
     for (testbed, family) in testbeds() {
         let mut app = testbed.attach(0);

@@ -17,7 +17,8 @@ pub enum Event {
     UdpReadable(UdpId),
     /// The socket has a pending error.
     UdpError(UdpId),
-    /// The connection has become readable: data, end of stream or an error.
+    /// The connection has become readable: data, end of stream or an error. Also after the end of
+    /// both directions.
     TcpReadable(TcpId),
     /// The connection is established, has send buffer space again, or has ended.
     TcpWritable(TcpId),

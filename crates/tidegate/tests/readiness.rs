@@ -135,6 +135,37 @@ fn poll_set_supports_level_edge_and_one_shot() {
 }
 
 #[test]
+fn space_for_sending_is_no_edge_for_readers() {
+    for_each_family(|hosts, _, b| {
+        let (client, server) = hosts.connect(SocketAddr::new(b, 7));
+        let mut poll = Poll::new(&hosts.b);
+        poll.register(&server, Token(5)).unwrap();
+        poll.set_trigger(&server, Trigger::Edge).unwrap();
+        // The peer takes nothing: its buffer and then the own one fill.
+        while server.send(&[1; 65536]).is_ok() {
+            hosts.a.run_once().unwrap();
+            hosts.b.run_once().unwrap();
+        }
+        client.send(b"x").unwrap();
+        hosts.wait(&server, Interest::Readable);
+        assert_eq!(collect_ready(&poll).len(), 1);
+        let mut buf = vec![0; 1 << 20];
+        while !server.readiness().writable {
+            let _ = client.recv(&mut buf);
+            hosts.a.run_once().unwrap();
+            hosts.b.run_once().unwrap();
+        }
+        assert_eq!(collect_ready(&poll).len(), 0, "nothing has arrived");
+        // The end of both directions is reported to readers too.
+        client.shutdown(Shutdown::Write).unwrap();
+        hosts.wait(&server, Interest::ReadClosed);
+        assert_eq!(collect_ready(&poll).len(), 1);
+        server.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(collect_ready(&poll).len(), 1);
+    });
+}
+
+#[test]
 fn full_list_leaves_other_sockets_for_next_collect() {
     for_each_family(|hosts, _, b| {
         let mut poll = Poll::new(&hosts.b);

@@ -196,6 +196,12 @@ impl<M: SharedWords, B: SharedBytes> ByteReceiver<M, B> {
         Ok((end.peer_index - end.own_index) as usize)
     }
 
+    /// Number of bytes that the sender has published so far, as it claims: to compare, not to
+    /// rely on.
+    pub fn published(&self) -> u64 {
+        self.0.indices.words()[PUBLISHED_WORD].load(Ordering::Acquire)
+    }
+
     /// Copies bytes from `skip` bytes ahead without consuming them. Returns the number of bytes
     /// copied.
     ///

@@ -31,7 +31,7 @@ use tidegate_memory::OwnFd;
 use tidegate_memory::shared::{PeerError, Receiver, Sender, WakeFlag, WordRange};
 use tidegate_stack::{TcpInfo, TcpTraffic};
 
-pub use socket::SocketType;
+pub use socket::{ChangedSocket, SocketType};
 pub use transfer::ReceivedShard;
 pub use udp::ReceivedDatagram;
 
@@ -289,12 +289,13 @@ impl Attachment {
         Ok(any)
     }
 
-    /// Returns the next socket with a change, and its type.
-    pub fn next_changed(&mut self) -> Option<(Handle, SocketType)> {
+    /// Returns the next socket with a change.
+    pub fn next_changed(&mut self) -> Option<ChangedSocket> {
         loop {
             let handle = self.changed.pop_front()?;
             if let Some(socket) = self.get(handle) {
-                return Some((handle, socket.socket_type));
+                let socket_type = socket.socket_type;
+                return Some(ChangedSocket { handle, socket_type, has_news: socket.take_news() });
             }
         }
     }

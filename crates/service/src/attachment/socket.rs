@@ -25,6 +25,18 @@ pub enum SocketType {
     Stream,
 }
 
+/// Socket with a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangedSocket {
+    /// The socket.
+    pub handle: Handle,
+    /// Its type.
+    pub socket_type: SocketType,
+    /// Bytes have arrived or the status has changed since the last change of the socket. False
+    /// only if nothing but space for sending can be new.
+    pub has_news: bool,
+}
+
 /// Application's side of a socket: its slot and its ends of the streams.
 pub(super) struct AttachedSocket {
     pub(super) handle: Handle,
@@ -39,6 +51,8 @@ pub(super) struct AttachedSocket {
     pub(super) options: TcpOptions,
     /// Value of the status's error counter when the last error was taken.
     errors_taken: u8,
+    /// Bytes that had arrived, and the status, when a change was last reported.
+    last_news: Option<(u64, Status)>,
     /// Another process held the socket too, and may still hold it.
     pub(super) may_be_shared: bool,
     /// Errors about datagrams that the socket has sent.
@@ -94,6 +108,7 @@ impl AttachedSocket {
             peer: opened.peer,
             options,
             errors_taken: 0,
+            last_news: None,
             may_be_shared: false,
             error_reports: ErrorReports::default(),
             is_read_shut_down: false,
@@ -132,6 +147,17 @@ impl AttachedSocket {
     pub(super) fn status(&self) -> Status {
         let word = self.slot.status.words().first();
         Status::from_word(word.map_or(0, |word| word.load(Ordering::Acquire)))
+    }
+
+    /// True if bytes have arrived or the status has changed since the last call. Always true for
+    /// datagrams and listeners.
+    pub(super) fn take_news(&mut self) -> bool {
+        let Some(read) = self.read.as_ref().filter(|_| self.socket_type == SocketType::Stream)
+        else {
+            return true;
+        };
+        let now = Some((read.published(), self.status()));
+        std::mem::replace(&mut self.last_news, now) != now
     }
 
     /// Last error, if it has not been taken yet.

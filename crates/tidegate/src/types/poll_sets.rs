@@ -6,7 +6,7 @@ use std::io;
 
 use tidegate_stack::TcpId;
 
-use super::readiness::{Interest, Readiness, Ready, Token, Trigger};
+use super::readiness::{Change, Interest, Readiness, Ready, Token, Trigger};
 use super::socket_id::{PollSetId, SocketId, SocketMap};
 use super::waiters::Waiters;
 
@@ -178,13 +178,17 @@ impl PollSets {
     pub(crate) fn on_event_for_all(&mut self, waiters: &Waiters) {
         let streams = self.streams.iter().flatten().map(|&(id, _)| SocketId::Stream(id));
         let all: Vec<SocketId> = streams.chain(self.others.keys().copied()).collect();
-        all.into_iter().for_each(|id| self.on_event(id, waiters));
+        all.into_iter().for_each(|id| self.on_event(id, Change::Any, waiters));
     }
 
-    /// Queues a socket after an event, and wakes the threads that wait for its sets.
-    pub(crate) fn on_event(&mut self, id: SocketId, waiters: &Waiters) {
+    /// Queues a socket after a change that its registrations are about, and wakes the threads that
+    /// wait for its sets.
+    pub(crate) fn on_event(&mut self, id: SocketId, change: Change, waiters: &Waiters) {
         let Self { maybe_ready, streams, others, .. } = self;
         let mut enqueue = |entry: &mut Member| {
+            if change == Change::Space && !entry.interest.has(Interest::Writable) {
+                return;
+            }
             let Some(waiting) = maybe_ready.get_mut(&entry.set) else { return };
             if !std::mem::replace(&mut entry.queued, true) {
                 waiting.push_back(id);

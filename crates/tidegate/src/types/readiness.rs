@@ -1,6 +1,6 @@
 //! Readiness of sockets, and the readiness that an application waits for.
 
-use tidegate_stack::{Stack, TcpReadiness};
+use tidegate_stack::{Event, Stack, TcpReadiness};
 
 use super::socket_id::SocketId;
 
@@ -68,6 +68,25 @@ impl Readiness {
             || self.failed
             || self.has_report && !matches!(interest, Interest::Receive | Interest::Send)
             || self.read_closed && self.write_closed
+    }
+}
+
+/// Change of a socket, as far as poll sets tell them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Nothing but space for sending is new: no event for who only reads.
+    Space,
+    /// Anything may be new.
+    Any,
+}
+
+impl Change {
+    pub(crate) fn of_event(event: Event) -> Self {
+        match event {
+            // An end or an error also comes as `TcpReadable`.
+            Event::TcpWritable(_) => Self::Space,
+            _ => Self::Any,
+        }
     }
 }
 

@@ -245,6 +245,10 @@ impl Connection {
         self.flags.insert(ConnFlags::FIN_QUEUED);
         self.flags.insert(ConnFlags::WANTS_OUTPUT);
         self.flags.insert(ConnFlags::NOTIFY_WRITABLE);
+        // Closed in both directions now: that concerns readers too.
+        if self.flags.contains(ConnFlags::FIN_RECEIVED) {
+            self.flags.insert(ConnFlags::NOTIFY_READABLE);
+        }
         match self.state {
             TcpState::Established => self.state = TcpState::FinWait1,
             TcpState::CloseWait => self.state = TcpState::LastAck,

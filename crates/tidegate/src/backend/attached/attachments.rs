@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::event::{Timespec, epoll};
 use tidegate_memory::OwnFd;
 use tidegate_service::Handle;
-use tidegate_service::attachment::{Attachment, SocketType, has_hung_up};
+use tidegate_service::attachment::{Attachment, ChangedSocket, has_hung_up};
 
 use crate::types::readiness::Readiness;
 
@@ -157,11 +157,11 @@ impl Attachments {
         self.all.iter_mut().try_fold(false, |any, attachment| Ok(attachment.poll()? || any))
     }
 
-    /// Next socket with an unhandled notification.
-    pub(super) fn next_changed(&mut self) -> Option<(u64, SocketType)> {
+    /// Next socket with an unhandled notification, and its number.
+    pub(super) fn next_changed(&mut self) -> Option<(u64, ChangedSocket)> {
         let max = self.max;
         self.all.iter_mut().enumerate().find_map(|(index, attachment)| {
-            attachment.next_changed().map(|(socket, kind)| (pack(index, max, socket), kind))
+            attachment.next_changed().map(|changed| (pack(index, max, changed.handle), changed))
         })
     }
 

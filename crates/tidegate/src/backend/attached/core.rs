@@ -15,7 +15,7 @@ use crate::types::added_readiness::AddedReadiness;
 use crate::types::exchange::ExchangeBuffers;
 use crate::types::followers::Followers;
 use crate::types::poll_sets::PollSets;
-use crate::types::readiness::Readiness;
+use crate::types::readiness::{Change, Readiness};
 use crate::types::socket_id::SocketId;
 use crate::types::tasks::Tasks;
 use crate::types::waiters::Waiters;
@@ -95,22 +95,22 @@ impl AttachedCore {
 
     /// Wakes the threads and tasks that wait for the changed sockets.
     pub(super) fn dispatch_events(&mut self) -> io::Result<()> {
-        while let Some((changed, kind)) = self.attachments.next_changed() {
-            let changed = self.shards.socket_of(changed);
-            let id = match kind {
-                SocketType::Udp => SocketId::Udp(udp_id(changed)),
-                SocketType::Stream => SocketId::Stream(stream_id(changed)),
-                SocketType::Listener => SocketId::Listener(listener_id(changed)?),
+        while let Some((number, changed)) = self.attachments.next_changed() {
+            let number = self.shards.socket_of(number);
+            let id = match changed.socket_type {
+                SocketType::Udp => SocketId::Udp(udp_id(number)),
+                SocketType::Stream => SocketId::Stream(stream_id(number)),
+                SocketType::Listener => SocketId::Listener(listener_id(number)?),
             };
-            self.wake(id);
+            self.wake(id, if changed.has_news { Change::Any } else { Change::Space });
         }
         Ok(())
     }
 
     /// Wakes the threads and tasks that wait for a socket, alone or in a set.
-    pub(super) fn wake(&mut self, id: SocketId) {
+    pub(super) fn wake(&mut self, id: SocketId, change: Change) {
         self.waiters.wake(id);
-        self.poll_sets.on_event(id, &self.waiters);
+        self.poll_sets.on_event(id, change, &self.waiters);
         self.tasks.wake_both(id);
     }
 

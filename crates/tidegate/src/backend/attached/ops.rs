@@ -22,7 +22,7 @@ use crate::types::added_readiness::AddedReadiness;
 use crate::types::datagram::DatagramMeta;
 use crate::types::errors::{OpError, OpResult, unless_blocked};
 use crate::types::poll_sets::PollSets;
-use crate::types::readiness::{Readiness, Ready};
+use crate::types::readiness::{Change, Readiness, Ready};
 use crate::types::socket_id::{PollSetId, SocketId};
 use crate::types::socket_ops::{NewSocket, SocketOps};
 use crate::types::tasks::Tasks;
@@ -157,7 +157,7 @@ impl SocketOps for AttachedCore {
     }
 
     fn notify(&mut self, id: SocketId) {
-        self.wake(id);
+        self.wake(id, Change::Any);
     }
 
     fn failure(&self) -> Option<io::Error> {

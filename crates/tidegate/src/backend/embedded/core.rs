@@ -14,6 +14,7 @@ use super::recent_wait::RecentWait;
 use crate::types::added_readiness::AddedReadiness;
 use crate::types::followers::Followers;
 use crate::types::poll_sets::PollSets;
+use crate::types::readiness::Change;
 use crate::types::socket_id::SocketId;
 use crate::types::tasks::Tasks;
 use crate::types::waiters::Waiters;
@@ -210,7 +211,7 @@ impl EmbeddedCore {
             }
             if let Some(id) = SocketId::of_event(event) {
                 self.waiters.wake(id);
-                self.poll_sets.on_event(id, &self.waiters);
+                self.poll_sets.on_event(id, Change::of_event(event), &self.waiters);
                 self.tasks.on_event(event);
             }
         }

@@ -16,7 +16,7 @@ use crate::types::added_readiness::AddedReadiness;
 use crate::types::datagram::DatagramMeta;
 use crate::types::errors::{OpError, OpResult};
 use crate::types::poll_sets::PollSets;
-use crate::types::readiness::{Readiness, Ready};
+use crate::types::readiness::{Change, Readiness, Ready};
 use crate::types::socket_id::{PollSetId, SocketId};
 use crate::types::socket_ops::{NewSocket, SocketOps};
 use crate::types::tasks::Tasks;
@@ -66,7 +66,7 @@ impl SocketOps for EmbeddedCore {
 
     fn notify(&mut self, id: SocketId) {
         self.waiters.wake(id);
-        self.poll_sets.on_event(id, &self.waiters);
+        self.poll_sets.on_event(id, Change::Any, &self.waiters);
         self.tasks.wake_both(id);
     }
 
