@@ -7,6 +7,8 @@ use std::alloc::{GlobalAlloc, Layout};
 
 use mimalloc::MiMalloc;
 
+use crate::errno;
+
 /// Allocator that leaves `errno` unchanged, as the C library's does: the application may read
 /// `errno` next.
 struct ErrnoPreservingAllocator;
@@ -14,37 +16,26 @@ struct ErrnoPreservingAllocator;
 #[global_allocator]
 static ALLOCATOR: ErrnoPreservingAllocator = ErrnoPreservingAllocator;
 
-fn preserve_errno<R>(call: impl FnOnce() -> R) -> R {
-    // SAFETY: the address of this thread's own errno.
-    unsafe {
-        let errno = libc::__errno_location();
-        let before = *errno;
-        let result = call();
-        *errno = before;
-        result
-    }
-}
-
 // SAFETY: every method forwards to an allocator that upholds the contract.
 unsafe impl GlobalAlloc for ErrnoPreservingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: guaranteed by the caller.
-        preserve_errno(|| unsafe { MiMalloc.alloc(layout) })
+        errno::preserve(|| unsafe { MiMalloc.alloc(layout) })
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         // SAFETY: guaranteed by the caller.
-        preserve_errno(|| unsafe { MiMalloc.dealloc(ptr, layout) });
+        errno::preserve(|| unsafe { MiMalloc.dealloc(ptr, layout) });
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: guaranteed by the caller.
-        preserve_errno(|| unsafe { MiMalloc.alloc_zeroed(layout) })
+        errno::preserve(|| unsafe { MiMalloc.alloc_zeroed(layout) })
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: guaranteed by the caller.
-        preserve_errno(|| unsafe { MiMalloc.realloc(ptr, layout, size) })
+        errno::preserve(|| unsafe { MiMalloc.realloc(ptr, layout, size) })
     }
 }
 
@@ -55,15 +46,15 @@ mod tests {
     #[test]
     fn allocation_preserves_errno() {
         // SAFETY: the address of this thread's own errno.
-        let errno = unsafe { &mut *libc::__errno_location() };
-        *errno = libc::EXDEV;
-        assert!(preserve_errno(|| std::fs::metadata("/nowhere").is_err()));
-        assert_eq!(*errno, libc::EXDEV);
+        let code = unsafe { &mut *libc::__errno_location() };
+        *code = libc::EXDEV;
+        assert!(errno::preserve(|| std::fs::metadata("/nowhere").is_err()));
+        assert_eq!(*code, libc::EXDEV);
         for bytes in (4..28).map(|shift| 1 << shift) {
             let mut all = vec![vec![1u8; bytes], vec![0; bytes]];
             all[0].reserve(bytes * 2);
             drop(std::hint::black_box(all));
-            assert_eq!(*errno, libc::EXDEV, "{bytes}");
+            assert_eq!(*code, libc::EXDEV, "{bytes}");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! library's socket calls. A call passes through three layers, only downwards:
 //!
 //! * `interpose`: the C functions. This layer reads C arguments, and is the only one that
-//!   knows `errno`.
+//!   sets `errno`.
 //! * `socket`, `epoll`, `poll`: the meaning of a call on Tidegate.
 //! * `fd_table`: the entries of descriptors; `lifecycle`: the stack, opened when the first
 //!   socket moves to Tidegate; `runtime`: the opened stack and the settings; `signals`:
@@ -18,6 +18,7 @@ mod allocator;
 mod duplicates;
 mod environment;
 mod epoll;
+mod errno;
 mod fd_table;
 #[doc(hidden)]
 pub mod interpose;

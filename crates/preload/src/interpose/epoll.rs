@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use libc::{c_int, epoll_event, sigset_t, timespec};
 
-use super::errno;
 use crate::epoll::Epoll;
+use crate::errno;
 use crate::fd_table::{self, Entry};
 use crate::{raw, real, runtime};
 

@@ -6,7 +6,7 @@ use libc::{c_int, c_uint, c_ulong};
 
 use tidegate_memory::own_fd;
 
-use super::errno;
+use crate::errno;
 use crate::socket::Endpoint;
 use crate::socket::linger::LingeringSocket;
 use crate::{duplicates, fd_table, real, runtime, signals};
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -
         }));
     }
     if let Some(socket) = &socket
-        && let Endpoint::Udp(udp) = &socket.endpoint
+        && let Endpoint::Udp(udp) = &*socket.endpoint
         && let Some(parts) = parts_of_second(request)
         && argument != 0
     {

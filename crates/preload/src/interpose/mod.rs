@@ -4,7 +4,6 @@
 //! A panic aborts the process with a message: a panic cannot unwind into C.
 
 pub mod epoll;
-mod errno;
 #[cfg(target_arch = "x86_64")]
 pub mod exec_list;
 pub mod fd;

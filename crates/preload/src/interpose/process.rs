@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use libc::{c_char, c_int, pid_t};
 
-use super::errno;
+use crate::errno;
 use crate::socket::transfer;
 use crate::{environment, fd_table, lifecycle, real, runtime};
 

@@ -10,7 +10,7 @@ use libc::{
 
 use tidegate::DatagramMeta;
 
-use super::errno;
+use crate::errno;
 use crate::raw::ControlMessage;
 use crate::socket::error_queue::QueuedError;
 use crate::socket::tcp::scatter;
@@ -45,7 +45,7 @@ fn receive(
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let may_block = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking();
-    match &socket.endpoint {
+    match &*socket.endpoint {
         Endpoint::Listener(_) => Err(io::ErrorKind::NotConnected.into()),
         Endpoint::Stream(_) => {
             let len = receive_stream(fd, socket, bufs, flags)?;
@@ -109,7 +109,7 @@ fn receive_error(
         let (error, flags) = (Some(error), libc::MSG_ERRQUEUE);
         return Ok(Ok(ReceivedMessage { error, flags, ..ReceivedMessage::default() }));
     }
-    let taken = match &socket.endpoint {
+    let taken = match &*socket.endpoint {
         Endpoint::Udp(udp) => udp.take_queued_error(socket),
         _ => Err(io::ErrorKind::WouldBlock.into()),
     };
@@ -153,7 +153,7 @@ fn receive_stream(
     bufs: &mut [IoSliceMut<'_>],
     flags: c_int,
 ) -> io::Result<usize> {
-    let Endpoint::Stream(stream) = &socket.endpoint else {
+    let Endpoint::Stream(stream) = &*socket.endpoint else {
         return Err(io::ErrorKind::NotConnected.into());
     };
     let consume = flags & libc::MSG_PEEK == 0;
@@ -189,7 +189,7 @@ const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
 /// True for a call that discards data of a connection, and may have no buffer (`MSG_TRUNC`).
 fn discards_data(socket: &Socket, flags: c_int) -> bool {
-    flags & libc::MSG_TRUNC != 0 && matches!(socket.endpoint, Endpoint::Stream(_))
+    flags & libc::MSG_TRUNC != 0 && matches!(*socket.endpoint, Endpoint::Stream(_))
 }
 
 /// Discards up to `len` bytes of a connection, or with `MSG_PEEK` counts them.
@@ -379,7 +379,7 @@ unsafe fn write_message_header(socket: &Socket, message: &mut msghdr, got: &Rece
         unsafe { raw::write_control_messages(message, std::slice::from_ref(error)) };
         return;
     }
-    let messages = match (&socket.endpoint, &got.datagram) {
+    let messages = match (&*socket.endpoint, &got.datagram) {
         (Endpoint::Udp(udp), Some(datagram)) => udp.control_requests.messages(datagram),
         (Endpoint::Stream(stream), _) if stream.reports_left_bytes.load(Ordering::Relaxed) => {
             vec![left_bytes(socket)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
-use super::errno;
+use crate::errno;
 use crate::fd_table::InUse;
 use crate::socket::control::{self, SendOptions};
 use crate::socket::install::MoveOutcome;
@@ -25,7 +25,7 @@ fn send_to_socket(
     by_kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let may_block = flags & libc::MSG_DONTWAIT == 0;
-    let sent = match &socket.endpoint {
+    let sent = match &*socket.endpoint {
         _ if flags & libc::MSG_OOB != 0 => Err(io::ErrorKind::Unsupported.into()),
         Endpoint::Listener(_) => Err(io::ErrorKind::BrokenPipe.into()),
         Endpoint::Stream(_) => {
@@ -57,7 +57,7 @@ fn send_to_socket(
 
 /// Raises SIGPIPE for the error of a call with these flags. A datagram raises no signal.
 pub(super) fn raise_broken_pipe(socket: &Socket, error: &io::Error, flags: c_int) {
-    if !matches!(socket.endpoint, Endpoint::Udp(_))
+    if !matches!(*socket.endpoint, Endpoint::Udp(_))
         && error.kind() == io::ErrorKind::BrokenPipe
         && flags & libc::MSG_NOSIGNAL == 0
     {
@@ -74,7 +74,7 @@ pub(super) fn send_stream(
     may_block: bool,
     more_follows: bool,
 ) -> io::Result<usize> {
-    let Endpoint::Stream(stream) = &socket.endpoint else {
+    let Endpoint::Stream(stream) = &*socket.endpoint else {
         return Err(io::ErrorKind::NotConnected.into());
     };
     let wanted: usize = data.iter().map(|piece| piece.len()).sum();
@@ -229,7 +229,7 @@ unsafe fn send_options(
     to: Option<SocketAddr>,
 ) -> io::Result<SendOptions> {
     let mut options = SendOptions::default();
-    let Endpoint::Udp(udp) = &socket.endpoint else { return Ok(options) };
+    let Endpoint::Udp(udp) = &*socket.endpoint else { return Ok(options) };
     // SAFETY: guaranteed by the caller.
     let messages = unsafe { raw::control_messages(message) };
     if messages.is_empty() {

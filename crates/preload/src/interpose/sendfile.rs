@@ -4,8 +4,8 @@ use std::io::{self, IoSlice};
 
 use libc::{c_int, off_t, off64_t, size_t, ssize_t};
 
-use super::errno;
 use super::send::send_stream;
+use crate::errno;
 use crate::socket::Socket;
 use crate::{fd_table, real};
 

@@ -2,7 +2,7 @@
 
 use libc::{c_int, sighandler_t};
 
-use super::errno;
+use crate::errno;
 use crate::{real, signals};
 
 #[cfg_attr(not(test), unsafe(no_mangle))]

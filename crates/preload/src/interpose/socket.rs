@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
-use super::errno;
+use crate::errno;
 use crate::rules::is_loopback;
 use crate::signals::SignalGuard;
 use crate::socket::install::{self, MoveOutcome};
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn accept4(
     // SAFETY: the application's own call.
     let from_kernel = || unsafe { real::accept4(fd, address, len, flags) };
     let Some(socket) = fd_table::socket(fd) else { return from_kernel() };
-    let Endpoint::Listener(listener) = &socket.endpoint else {
+    let Endpoint::Listener(listener) = &*socket.endpoint else {
         errno::set(libc::EINVAL);
         return -1;
     };
@@ -149,8 +149,6 @@ pub unsafe extern "C" fn accept4(
                 result => result,
             }
         });
-    // A listener that another thread has shut down ends here, which changes `errno`.
-    drop(socket);
     match accepted {
         Ok(AcceptedSocket::Kernel(new)) => new,
         Ok(AcceptedSocket::Tidegate(new, peer)) => {
@@ -243,7 +241,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
 
 /// Waits until the connection is established, unless the socket is nonblocking.
 fn finish_connect(fd: c_int, socket: &Socket) -> io::Result<()> {
-    let Endpoint::Stream(stream) = &socket.endpoint else { return Ok(()) };
+    let Endpoint::Stream(stream) = &*socket.endpoint else { return Ok(()) };
     if socket.is_nonblocking() {
         return Err(io::Error::from_raw_os_error(libc::EINPROGRESS));
     }
@@ -262,7 +260,7 @@ fn finish_connect(fd: c_int, socket: &Socket) -> io::Result<()> {
 }
 
 fn connect_moved(fd: c_int, socket: &Socket, peer: SocketAddr) -> io::Result<()> {
-    match &socket.endpoint {
+    match &*socket.endpoint {
         Endpoint::Listener(_) => Err(io::Error::from_raw_os_error(libc::EISCONN)),
         Endpoint::Udp(_) => moving::connect_udp(socket, peer),
         Endpoint::Stream(stream) if stream.is_open() => {
@@ -285,7 +283,7 @@ fn connect_moved(fd: c_int, socket: &Socket, peer: SocketAddr) -> io::Result<()>
 
 /// Disconnects a socket; `by_kernel` disconnects the kernel socket.
 fn disconnect(fd: c_int, socket: &Arc<Socket>, by_kernel: impl FnOnce() -> bool) -> io::Result<()> {
-    match &socket.endpoint {
+    match &*socket.endpoint {
         Endpoint::Udp(udp) => {
             udp.is_connected.store(false, Ordering::Relaxed);
             match by_kernel() && raw::kernel_local_address(fd).is_some_and(|own| own.port() == 0) {
@@ -332,7 +330,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
         libc::SHUT_RDWR => Shutdown::Both,
         _ => return errno::return_status(Err(io::ErrorKind::InvalidInput.into())),
     };
-    errno::return_status(match &socket.endpoint {
+    errno::return_status(match &*socket.endpoint {
         Endpoint::Stream(stream) => stream.shutdown(how),
         Endpoint::Listener(listener) => {
             if how != Shutdown::Write {
@@ -409,9 +407,9 @@ fn tidegate_option(
             Some(error.map(|error| bytes(error.as_ref().map_or(0, errno::code))))
         }
         (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-            Some(Ok(bytes(matches!(socket.endpoint, Endpoint::Listener(_)).into())))
+            Some(Ok(bytes(matches!(*socket.endpoint, Endpoint::Listener(_)).into())))
         }
-        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => match &socket.endpoint {
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => match &*socket.endpoint {
             // A size that the application has set is reported as the kernel does.
             Endpoint::Stream(stream) if !options::has_chosen_buffer_bytes(fd, name) => {
                 let chosen = stream.stream.options().map(|options| match name {
@@ -422,14 +420,14 @@ fn tidegate_option(
             }
             _ => None,
         },
-        (libc::IPPROTO_TCP, libc::TCP_INFO) => match &socket.endpoint {
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => match &*socket.endpoint {
             Endpoint::Stream(stream) => {
                 Some(stream.stream.info().map(|info| tcp_info::to_kernel(&info).to_vec()))
             }
             Endpoint::Listener(_) => Some(Ok(tcp_info::of_listener().to_vec())),
             Endpoint::Udp(_) => None,
         },
-        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match &socket.endpoint {
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match &*socket.endpoint {
             Endpoint::Stream(stream) => {
                 Some(stream.stream.info().map(|info| bytes(info.mss_bytes.into())))
             }

@@ -4,8 +4,8 @@ use std::io::{self, Error, ErrorKind, IoSlice, IoSliceMut};
 
 use libc::{c_int, c_uint, iovec, off64_t, pollfd, size_t, ssize_t};
 
-use super::errno;
 use super::send::{raise_broken_pipe, send_stream};
+use crate::errno;
 use crate::socket::{Endpoint, IoDirection, Socket, Stream};
 use crate::{fd_table, real, sleeper};
 
@@ -86,7 +86,7 @@ fn retry_pipe(
 }
 
 fn stream_of(socket: &Socket) -> io::Result<&Stream> {
-    match &socket.endpoint {
+    match &*socket.endpoint {
         Endpoint::Stream(stream) => Ok(stream),
         Endpoint::Listener(_) | Endpoint::Udp(_) => Err(ErrorKind::InvalidInput.into()),
     }

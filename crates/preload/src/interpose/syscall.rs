@@ -7,7 +7,8 @@
 
 use libc::{c_int, c_long, c_uint};
 
-use super::{errno, fd, receive, send, socket};
+use super::{fd, receive, send, socket};
+use crate::errno;
 use crate::{fd_table, lifecycle, real};
 
 /// True for the flags of a `clone` whose child has a copy of the memory, as of `fork`.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
-use super::errno;
+use crate::errno;
 use crate::{fd_table, poll as list, raw, real};
 
 /// Polls the descriptors if any is Tidegate's; `None` leaves the call to the kernel.

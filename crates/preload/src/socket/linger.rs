@@ -55,7 +55,7 @@ impl LingeringSocket {
 }
 
 fn stream_of(socket: &Socket) -> Option<&Stream> {
-    match &socket.endpoint {
+    match &*socket.endpoint {
         Endpoint::Stream(stream) => Some(stream),
         Endpoint::Listener(_) | Endpoint::Udp(_) => None,
     }

@@ -14,6 +14,7 @@ pub(crate) mod udp;
 pub(crate) mod zero_copy;
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
@@ -23,11 +24,11 @@ use tidegate::{Interest, Net, Readiness, Source, TcpListener, TcpStream, UdpSock
 
 use crate::raw::ControlMessage;
 use crate::sleeper::{self, KernelWaiter};
-use crate::{runtime, signals};
+use crate::{errno, runtime, signals};
 
 /// Tidegate socket behind a kernel descriptor.
 pub(crate) struct Socket {
-    pub(crate) endpoint: Endpoint,
+    pub(crate) endpoint: ManuallyDrop<Endpoint>,
     pub(crate) net: &'static Net,
     /// IPv6 socket: the application gets IPv4 addresses in mapped form.
     pub(crate) is_v6: bool,
@@ -114,10 +115,18 @@ pub(crate) enum IoDirection {
     Write,
 }
 
+/// A call of the application may hold the last reference, and drops it after it has set `errno`.
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // SAFETY: dropped here only, and not used afterwards.
+        errno::preserve(|| unsafe { ManuallyDrop::drop(&mut self.endpoint) });
+    }
+}
+
 impl Socket {
     fn new(net: &'static Net, endpoint: Endpoint, is_v6: bool, uses_kernel_socket: bool) -> Self {
         Self {
-            endpoint,
+            endpoint: ManuallyDrop::new(endpoint),
             net,
             is_v6,
             is_v6_only: AtomicBool::new(false),
@@ -158,7 +167,7 @@ impl Socket {
 
     /// Event source of the socket.
     pub(crate) fn source(&self) -> &dyn Source {
-        match &self.endpoint {
+        match &*self.endpoint {
             Endpoint::Listener(listener) => &listener.listener,
             Endpoint::Stream(stream) => &stream.stream,
             Endpoint::Udp(udp) => &udp.socket,
@@ -240,7 +249,7 @@ impl Socket {
 
     /// Local address, in the family of the socket.
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
-        let address = match &self.endpoint {
+        let address = match &*self.endpoint {
             Endpoint::Listener(listener) => listener.listener.local_addr(),
             Endpoint::Stream(stream) => stream.stream.local_addr(),
             Endpoint::Udp(udp) => udp.socket.local_addr(),
@@ -249,7 +258,7 @@ impl Socket {
     }
 
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let address = match &self.endpoint {
+        let address = match &*self.endpoint {
             Endpoint::Listener(_) => Err(io::ErrorKind::NotConnected.into()),
             Endpoint::Stream(stream) => match stream.is_open() {
                 true => stream.stream.peer_addr(),
@@ -262,7 +271,7 @@ impl Socket {
 
     /// Returns the pending error and clears it.
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
-        match &self.endpoint {
+        match &*self.endpoint {
             Endpoint::Listener(_) => Ok(None),
             Endpoint::Stream(stream) => {
                 let error = stream.stream.take_error()?;
@@ -273,7 +282,7 @@ impl Socket {
     }
 
     fn zero_copy(&self) -> Option<&zero_copy::ZeroCopy> {
-        match &self.endpoint {
+        match &*self.endpoint {
             Endpoint::Listener(_) => None,
             Endpoint::Stream(stream) => Some(&stream.zero_copy),
             Endpoint::Udp(udp) => Some(&udp.zero_copy),
@@ -282,7 +291,7 @@ impl Socket {
 
     /// Called after a call with `MSG_ZEROCOPY` has sent `len` bytes. An empty datagram counts.
     pub(crate) fn on_zero_copy_sent(&self, len: usize) {
-        let counts = len > 0 || matches!(self.endpoint, Endpoint::Udp(_));
+        let counts = len > 0 || matches!(*self.endpoint, Endpoint::Udp(_));
         if let Some(zero_copy) = self.zero_copy().filter(|_| counts) {
             zero_copy.on_sent(self.source());
         }
@@ -295,7 +304,7 @@ impl Socket {
 
     /// Bytes that the next read could return (`FIONREAD`).
     pub(crate) fn readable_bytes(&self) -> io::Result<usize> {
-        match &self.endpoint {
+        match &*self.endpoint {
             Endpoint::Listener(_) => Err(io::ErrorKind::InvalidInput.into()),
             Endpoint::Stream(stream) => {
                 let info = stream.stream.info();

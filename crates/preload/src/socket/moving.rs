@@ -252,7 +252,7 @@ fn udp_bind_address(fd: i32, local: SocketAddr, is_v6: bool) -> SocketAddr {
 /// # Errors
 /// As the stack reports them.
 pub(crate) fn connect_udp(socket: &Socket, peer: SocketAddr) -> io::Result<()> {
-    let Endpoint::Udp(udp) = &socket.endpoint else {
+    let Endpoint::Udp(udp) = &*socket.endpoint else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     udp.check_family(socket, Some(peer))?;
@@ -264,7 +264,7 @@ pub(crate) fn connect_udp(socket: &Socket, peer: SocketAddr) -> io::Result<()> {
 /// Called before a UDP socket connects to `peer`. If the kernel serves `peer`, the socket
 /// returns to the kernel with all its descriptors, and the result is true.
 pub(crate) fn return_to_kernel(socket: &Arc<Socket>, peer: SocketAddr) -> bool {
-    let Endpoint::Udp(udp) = &socket.endpoint else { return false };
+    let Endpoint::Udp(udp) = &*socket.endpoint else { return false };
     if !udp.is_kernel_destination(socket, Some(peer)) {
         return false;
     }

@@ -329,7 +329,7 @@ pub(crate) fn copy_from_kernel(fd: i32, socket: &Socket) {
     socket.is_v6_only.store(is_v6_only, Ordering::Relaxed);
     socket.receive_timeout.set(timeout(fd, libc::SO_RCVTIMEO));
     socket.send_timeout.set(timeout(fd, libc::SO_SNDTIMEO));
-    match &socket.endpoint {
+    match &*socket.endpoint {
         Endpoint::Stream(stream) => {
             let linger = linger(fd);
             stream.stream.set_reset_on_close(linger == Some(Duration::ZERO));
@@ -473,12 +473,12 @@ pub(crate) fn apply_change(fd: i32, socket: &Socket, level: c_int, name: c_int) 
     match effect(level, name) {
         OptionEffect::Copied => copy_from_kernel(fd, socket),
         OptionEffect::Cork => {
-            if let Endpoint::Stream(stream) = &socket.endpoint {
+            if let Endpoint::Stream(stream) = &*socket.endpoint {
                 let value = get_int(fd, libc::IPPROTO_TCP, libc::TCP_CORK);
                 stream.set_corked(value.is_some_and(|value| value != 0));
             }
         }
-        OptionEffect::Protocol => match &socket.endpoint {
+        OptionEffect::Protocol => match &*socket.endpoint {
             Endpoint::Stream(stream) => {
                 let options = tcp_options(fd, socket.is_v6).cork(stream.holds_partial());
                 stream.stream.set_options(|own| *own = options)?;

@@ -24,7 +24,7 @@ fn kernel_fd(fd: &i32) -> BorrowedFd<'_> {
 /// true if a Tidegate socket is in transit now.
 pub(crate) fn send_socket(fd: i32) -> bool {
     let Some(socket) = fd_table::socket(fd) else { return false };
-    if let Endpoint::Stream(stream) = &socket.endpoint {
+    if let Endpoint::Stream(stream) = &*socket.endpoint {
         // The other process does not know that more should follow.
         stream.end_more();
     }
