@@ -84,6 +84,30 @@ pub(crate) fn merge_file<S: Section>(flags: S, file: Option<&Path>) -> Result<S,
     Ok(serde_json::from_value(merged)?)
 }
 
+/// Returns the flags that set these options: those of the command line's form of the section.
+///
+/// # Errors
+/// When an option cannot be written as text.
+pub(crate) fn to_flags<S: Section>(options: &S) -> Result<Vec<String>, Failure> {
+    let Value::Object(options) = serde_json::to_value(options)? else { return Ok(Vec::new()) };
+    let mut flags = Vec::new();
+    for (name, value) in options.into_iter().filter(|(_, value)| !is_unset(value)) {
+        let values = match value {
+            Value::Bool(_) => {
+                flags.push(format!("--{name}"));
+                continue;
+            }
+            Value::Array(values) => values,
+            value => vec![value],
+        };
+        flags.extend(values.iter().map(|value| match value {
+            Value::String(text) => format!("--{name}={text}"),
+            number => format!("--{name}={number}"),
+        }));
+    }
+    Ok(flags)
+}
+
 /// Returns the admission classes of section `[admission]` of the file; without the section the
 /// default classes if `flag` is set, else `None`.
 ///
@@ -134,6 +158,20 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         file
+    }
+
+    #[test]
+    fn options_become_flags_again() {
+        let options = Options {
+            iface: Some("a".into()),
+            shared: true,
+            frames: Some(1),
+            address: vec!["x".into(), "y".into()],
+        };
+        let mut flags = to_flags(&options).unwrap();
+        flags.sort_unstable();
+        assert_eq!(flags, ["--address=x", "--address=y", "--frames=1", "--iface=a", "--shared"]);
+        assert!(to_flags(&Options::default()).unwrap().is_empty());
     }
 
     #[test]

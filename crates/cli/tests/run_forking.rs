@@ -4,11 +4,11 @@
 mod support;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use support::run::{ChildProcess, Daemon, cores};
+use support::run::{ChildProcess, Daemon, OWN_ADDRESSES, cores, library};
 use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, wait_until};
 
 /// Upper bound for any step.
@@ -117,6 +117,46 @@ fn nginx_serves_from_workers_and_reloads_under_load() {
         }
         drop(nginx);
         wait_until("no application is attached", || holders(&daemon).is_empty());
+    }
+}
+
+/// Sockets of the daemons that belong to one application each.
+fn own_daemons() -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir("/run/tidegate") else { return Vec::new() };
+    let is_own = |path: &PathBuf| path.to_string_lossy().contains("/run-");
+    entries.flatten().map(|entry| entry.path()).filter(is_own).collect()
+}
+
+#[test]
+fn nginx_with_a_device_gets_a_daemon_that_ends_with_it() {
+    if !can_run("run_forking_own_daemon", &["nginx", "curl"]) {
+        return;
+    }
+    for is_daemon in [false, true] {
+        let testbed = Testbed::new(DeviceKind::Xdp);
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::set_permissions(root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        fs::write(root.join("page"), "tide\n".repeat(500)).unwrap();
+        let config = root.join("nginx.conf");
+        fs::write(&config, nginx_config(root, is_daemon)).unwrap();
+        let config = config.to_str().unwrap().to_owned();
+        let before = own_daemons();
+        // No flag says so: the program serves from children, and has a device.
+        let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        command.env("TIDEGATE_PRELOAD_LIBRARY", library());
+        command.args(["run", "--iface", testbed.device()]).args(OWN_ADDRESSES);
+        command.args(["--", "nginx", "-c", &config, "-p", root.to_str().unwrap()]);
+        let program = testbed.wait_for_server(&mut command, 8080);
+        let nginx = Nginx { testbed: &testbed, config, _program: program };
+        let own: Vec<_> = own_daemons().into_iter().filter(|path| !before.contains(path)).collect();
+        assert_eq!(own.len(), 1, "{own:?}");
+        for host in [SERVER_V4.to_owned(), format!("[{SERVER_V6}]")] {
+            let url = format!("http://{host}:8080/page");
+            assert_eq!(testbed.tool("curl", &["-sS", &url]), "tide\n".repeat(500));
+        }
+        drop(nginx);
+        wait_until("the daemon has ended with nginx", || !own[0].exists());
     }
 }
 

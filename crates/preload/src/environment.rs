@@ -10,8 +10,11 @@ use std::sync::OnceLock;
 /// Variable with the inherited descriptors of sockets, separated by commas.
 const INHERITED_FDS_VAR: &str = "TIDEGATE_HANDED_DOWN";
 
-/// Variables that load this library and locate the stack.
-const REQUIRED_VARS: [&str; 2] = ["LD_PRELOAD", "TIDEGATE_RUN"];
+/// Variable with the descriptor that keeps the application's own daemon running.
+const LIFELINE_VAR: &str = "TIDEGATE_LIFELINE";
+
+/// Variables that load this library, and locate the stack and keep it.
+const REQUIRED_VARS: [&str; 3] = ["LD_PRELOAD", "TIDEGATE_RUN", LIFELINE_VAR];
 
 static INITIAL_VARS: OnceLock<Vec<CString>> = OnceLock::new();
 
@@ -28,6 +31,11 @@ pub(crate) fn read_at_load() -> Vec<i32> {
     // SAFETY: the library has just been loaded, so the process has no other thread.
     unsafe { std::env::remove_var(INHERITED_FDS_VAR) };
     list.split(',').filter_map(|fd| fd.parse().ok()).collect()
+}
+
+/// Descriptor that keeps the application's own daemon running, if it has one.
+pub(crate) fn lifeline() -> Option<i32> {
+    std::env::var(LIFELINE_VAR).ok()?.parse().ok()
 }
 
 /// Environment of the next program: `given`, with [`REQUIRED_VARS`] and the descriptors `fds`

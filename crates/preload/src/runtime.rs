@@ -223,7 +223,7 @@ pub(crate) fn set_child() {
 pub(crate) fn child_error() -> io::Error {
     log::write_once(
         "a forked child uses a socket of its parent: only the parent can use an embedded stack, \
-         and a child can only close it. Attach the application to a daemon (`tidegate daemon`), or \
+         and a child can only close it. Start the application with `tidegate run --own-daemon`, or \
          run the application as one process (nginx: `daemon off; master_process off;`)",
     );
     io::Error::from_raw_os_error(libc::EIO)

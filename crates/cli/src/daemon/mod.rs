@@ -1,5 +1,6 @@
 //! `tidegate daemon`: the network daemon that applications attach to.
 
+mod in_background;
 mod privileges;
 
 use std::io::{ErrorKind, Write};
@@ -22,6 +23,7 @@ use tidegate_service::daemon::{
     AttachConfig, DEFAULT_COALESCING, Daemon, Quota, StartOptions, UpgradeMode,
 };
 
+pub(crate) use self::in_background::{BACKGROUND, UNTIL_EOF};
 use self::privileges::KeptCapabilities;
 use crate::Failure;
 use crate::config;
@@ -126,6 +128,12 @@ pub(crate) struct DaemonCommand {
     /// Take over from the daemon at --socket; given by `tidegate upgrade`
     #[arg(long, hide = true)]
     take_over: bool,
+    /// Return once the daemon serves, and leave it in the background; for `tidegate run`
+    #[arg(long, hide = true)]
+    background: bool,
+    /// Serve until standard input, a pipe, has no other end; for `tidegate run`
+    #[arg(long, hide = true)]
+    until_eof: bool,
     /// Measure the duration of the network cores' rounds, for `tidegate lab hostile`
     #[arg(long, hide = true)]
     measure_rounds: bool,
@@ -148,7 +156,10 @@ fn cores(text: &str) -> Result<RangeInclusive<usize>, String> {
 
 impl DaemonCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        if self.take_over {
+        if self.background {
+            return in_background::start();
+        }
+        if self.take_over || self.until_eof {
             detach_from_parent();
         }
         let host = config::merge_file(self.host.clone(), self.config.as_deref())?;
@@ -163,7 +174,10 @@ impl DaemonCommand {
         }
         let kept = KeptCapabilities::for_host(&host);
         let is_admitting = classes.is_some();
-        let upgrade = upgrade_mode(&host, &settings, classes);
+        let upgrade = match self.until_eof {
+            true => UpgradeMode::Refused("it belongs to one application"),
+            false => upgrade_mode(&host, &settings, classes),
+        };
         let on_core_start = move |core| {
             if is_admitting {
                 raise_priority();
@@ -255,7 +269,11 @@ impl DaemonCommand {
         }
         let (mut drop_log, mut last_check) = (DropLog::new(), Instant::now());
         while !stop.load(Ordering::Relaxed) && daemon.is_running() {
-            std::thread::sleep(POLL_INTERVAL);
+            match self.until_eof {
+                true if in_background::has_stdin_ended(POLL_INTERVAL) => break,
+                true => {}
+                false => std::thread::sleep(POLL_INTERVAL),
+            }
             if last_check.elapsed() < CHECK_INTERVAL || drop_log.is_complete() {
                 continue;
             }

@@ -2,6 +2,7 @@
 
 mod executable;
 mod io_uring;
+mod own_daemon;
 mod placement;
 
 use std::ffi::OsString;
@@ -18,6 +19,7 @@ use tidegate::gate::admission;
 use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::DaemonReport;
 
+use self::own_daemon::OwnDaemon;
 use self::placement::{Placement, Request, StackPlace};
 use crate::Failure;
 use crate::config;
@@ -34,9 +36,13 @@ const LIBRARY_NAME: &str = "libtidegate_preload.so";
 pub(crate) struct Run {
     /// Embed the stack: run it inside the application, during the application's own calls,
     /// instead of attaching the application to the daemon [default: if a device or its addresses
-    /// are given, and no --socket]
+    /// are given, and no --socket, and the application is none that serves from children]
     #[arg(long)]
     embedded: bool,
+    /// Start a daemon for this application alone, which ends after it: for applications that serve
+    /// from children, with a device and its addresses [default: for those known to do so]
+    #[arg(long, conflicts_with_all = ["embedded", "socket"])]
+    own_daemon: bool,
     /// Unix socket of the daemon [default: /run/tidegate/tidegate.sock]
     #[arg(long, value_name = "PATH", conflicts_with = "embedded")]
     socket: Option<PathBuf>,
@@ -82,6 +88,7 @@ impl Run {
         let stack = match placement.stack {
             StackPlace::Embedded => self.embedded_settings(&host)?,
             StackPlace::Attached => self.attached_settings(&host)?,
+            StackPlace::OwnDaemon => self.own_daemon_settings(&host)?,
         };
         let program = executable::find(&self.program[0])?;
         executable::check(&program)?;
@@ -92,13 +99,23 @@ impl Run {
         let library = library()?;
         let mut run_settings = stack;
         run_settings["strict"] = self.strict.into();
-        for (name, path) in [("rules", self.rules), ("log", self.log)] {
+        for (name, path) in [("rules", &self.rules), ("log", &self.log)] {
             if let Some(path) = path {
                 // The application may change its working directory before it opens the file.
-                run_settings[name] = Value::String(absolute(&path)?);
+                run_settings[name] = Value::String(absolute(path)?);
             }
         }
         let log = Log::open(run_settings["log"].as_str())?;
+        let own_daemon = match placement.stack {
+            StackPlace::OwnDaemon => {
+                let config = self.config.as_deref();
+                Some(OwnDaemon::start(&host, &self.gate, self.admission, config)?)
+            }
+            StackPlace::Embedded | StackPlace::Attached => None,
+        };
+        if let Some(daemon) = &own_daemon {
+            run_settings["socket"] = Value::String(absolute(&daemon.socket)?);
+        }
         if !self.allow_io_uring {
             refuse_io_uring(&log);
         }
@@ -106,6 +123,7 @@ impl Run {
         command.args(&self.program[1..]);
         command.env("TIDEGATE_RUN", run_settings.to_string());
         command.env("LD_PRELOAD", preload_list(&library));
+        own_daemon.map(|daemon| daemon.leave_to(&mut command)).transpose()?;
         let error = command.exec();
         Err(format!("{}: {error}", self.program[0].display()).into())
     }
@@ -113,10 +131,23 @@ impl Run {
     fn placement(&self, host: &HostOptions) -> Result<Placement, Failure> {
         Ok(Placement::choose(Request {
             is_embedded: self.embedded,
+            owns_daemon: self.own_daemon,
+            program: Path::new(&self.program[0]),
             socket: self.socket.as_deref(),
             has_device: !host.is_unset_except_cpu()?,
             default_socket: Path::new(DEFAULT_PATH),
         }))
+    }
+
+    /// Settings of the preload library for an application with a daemon of its own, whose socket is
+    /// still to be added.
+    fn own_daemon_settings(&self, host: &HostOptions) -> Result<Value, Failure> {
+        if host.is_unset_except_cpu()? {
+            return Err("--own-daemon needs the device and addresses of the daemon: give --iface \
+                        and --address, or --shared"
+                .into());
+        }
+        Ok(json!({ "shared": host.is_shared() }))
     }
 
     fn socket(&self) -> &Path {

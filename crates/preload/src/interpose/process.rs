@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 
 use libc::{c_char, c_int, pid_t};
+use tidegate_memory::own_fd;
 
 use crate::errno;
 use crate::socket::transfer;
@@ -151,6 +152,7 @@ pub unsafe extern "C" fn fexecve(
 /// Runs before the application, which may have inherited sockets from the previous program of
 /// this process.
 extern "C" fn on_load() {
+    environment::lifeline().into_iter().for_each(own_fd::list_fixed);
     environment::read_at_load().into_iter().for_each(transfer::receive_socket);
 }
 
