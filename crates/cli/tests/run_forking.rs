@@ -71,6 +71,18 @@ fn nginx_config(root: &Path, is_daemon: bool) -> String {
     )
 }
 
+/// Folder with a page and the path of the configuration of an nginx that serves it.
+fn nginx_folder(is_daemon: bool) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    fs::set_permissions(root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    fs::write(root.join("page"), "tide\n".repeat(500)).unwrap();
+    let config = root.join("nginx.conf");
+    fs::write(&config, nginx_config(root, is_daemon)).unwrap();
+    let config = config.to_str().unwrap().to_owned();
+    (folder, config)
+}
+
 #[test]
 fn nginx_serves_from_workers_and_reloads_under_load() {
     if !can_run("run_forking_nginx", &["nginx", "ab", "curl"]) {
@@ -79,13 +91,8 @@ fn nginx_serves_from_workers_and_reloads_under_load() {
     for is_daemon in [false, true] {
         let testbed = Testbed::new(DeviceKind::Xdp);
         let daemon = Daemon::start(&testbed, &[]);
-        let folder = tempfile::tempdir().unwrap();
+        let (folder, config) = nginx_folder(is_daemon);
         let root = folder.path();
-        fs::set_permissions(root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        fs::write(root.join("page"), "tide\n".repeat(500)).unwrap();
-        let config = root.join("nginx.conf");
-        fs::write(&config, nginx_config(root, is_daemon)).unwrap();
-        let config = config.to_str().unwrap().to_owned();
         let program = ["nginx", "-c", &config, "-p", root.to_str().unwrap()];
         let program = daemon.run_server(&program, 8080);
         let nginx = Nginx { testbed: &testbed, config, _program: program };
@@ -134,13 +141,8 @@ fn nginx_with_a_device_gets_a_daemon_that_ends_with_it() {
     }
     for is_daemon in [false, true] {
         let testbed = Testbed::new(DeviceKind::Xdp);
-        let folder = tempfile::tempdir().unwrap();
+        let (folder, config) = nginx_folder(is_daemon);
         let root = folder.path();
-        fs::set_permissions(root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        fs::write(root.join("page"), "tide\n".repeat(500)).unwrap();
-        let config = root.join("nginx.conf");
-        fs::write(&config, nginx_config(root, is_daemon)).unwrap();
-        let config = config.to_str().unwrap().to_owned();
         let before = own_daemons();
         // No flag says so: the program serves from children, and has a device.
         let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
