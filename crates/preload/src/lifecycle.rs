@@ -107,6 +107,14 @@ pub(crate) fn fork_by_system_call(fork: impl FnOnce() -> io::Result<c_long>) -> 
     process
 }
 
+/// Called before the process filters its system calls.
+pub(crate) fn before_system_call_filter() {
+    let _guard = SignalGuard::enter();
+    if let Some(net) = runtime::opened_net() {
+        net.prepare_system_call_filter();
+    }
+}
+
 /// Called when the process exits: written data is still sent, as by the kernel.
 pub(crate) fn finish() {
     if runtime::is_child() {

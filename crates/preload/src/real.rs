@@ -85,6 +85,7 @@ real! {
     epoll_pwait(fd: c_int, events: *mut epoll_event, limit: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2(fd: c_int, events: *mut epoll_event, limit: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
+    prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
     fork() -> pid_t;
     execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;

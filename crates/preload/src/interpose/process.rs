@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use libc::{c_char, c_int, pid_t};
+use libc::{c_char, c_int, c_ulong, pid_t};
 use tidegate_memory::own_fd;
 
 use crate::errno;
@@ -164,6 +164,21 @@ static ON_LOAD: extern "C" fn() = on_load;
 
 #[cfg(test)]
 const _: extern "C" fn() = on_load;
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn prctl(
+    option: c_int,
+    a: c_ulong,
+    b: c_ulong,
+    c: c_ulong,
+    d: c_ulong,
+) -> c_int {
+    if option == libc::PR_SET_SECCOMP {
+        lifecycle::before_system_call_filter();
+    }
+    // SAFETY: the application's own call.
+    unsafe { real::prctl(option, a, b, c, d) }
+}
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {

@@ -46,6 +46,10 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_recvmmsg if fd_table::is_tidegate(first) => {
                 receive::recvmmsg(first, b as _, c as c_uint, d as c_int, e as _).into()
             }
+            libc::SYS_seccomp => {
+                lifecycle::before_system_call_filter();
+                real::syscall(number, a, b, c, d, e, f)
+            }
             libc::SYS_clone if is_fork(a) => {
                 let forked = lifecycle::fork_by_system_call(|| {
                     match real::syscall(number, a, b, c, d, e, f) {

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use super::{Attachment, handshake};
 use crate::ipc::handshake::Hello;
@@ -32,13 +33,20 @@ impl Attachment {
         Ok(child)
     }
 
+    /// Locks the memory of the present sockets no longer, although other processes hold them: for a
+    /// process that is about to filter its system calls. The process vouches that no other one uses
+    /// the sockets at the same time; what they carry is undefined otherwise.
+    pub fn forgo_locks(&mut self) {
+        self.sockets.iter_mut().flatten().for_each(|socket| socket.forgoes_lock = true);
+    }
+
     /// Abandons the attachment in a child that has none of its own. The daemon monitors the
     /// parent by this connection only.
     pub fn abandon(&mut self) {
         self.is_disconnected = true;
         // If the child kept its copy, the daemon would see the parent alive until the child exits.
         if let Ok((connection, _)) = UnixStream::pair() {
-            self.connection = OwnedFd::from(connection).into();
+            self.connection = Arc::new(OwnedFd::from(connection).into());
         }
     }
 }

@@ -23,10 +23,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{Timespec, epoll};
-use rustix::net::RecvFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use tidegate_memory::OwnFd;
 use tidegate_memory::shared::{PeerError, Receiver, Sender, WakeFlag, WordRange};
 use tidegate_stack::{TcpInfo, TcpTraffic};
@@ -76,8 +76,8 @@ pub struct Attachment {
     /// Token by which a fork child inherits the sockets.
     token: TakeoverToken,
     cores: u32,
-    connection: OwnFd,
-    event_fds: EventFds<OwnFd>,
+    connection: Arc<OwnFd>,
+    event_fds: EventFds<Arc<OwnFd>>,
     /// Edge-triggered `epoll` of the event descriptor and the connection, for this attachment's own
     /// waits.
     events: OwnFd,
@@ -200,8 +200,8 @@ impl Attachment {
             name: name.to_owned(),
             token,
             cores,
-            connection: OwnedFd::from(connection).into(),
-            event_fds: event_fds.map(OwnFd::from),
+            connection: Arc::new(OwnedFd::from(connection).into()),
+            event_fds: event_fds.map(|fd| Arc::new(fd.into())),
             events,
             commands: memory.command_sender()?,
             notifications: memory.notification_receiver()?,
@@ -235,8 +235,8 @@ impl Attachment {
     pub fn watch(&self, epoll: impl AsFd) -> io::Result<()> {
         let data = epoll::EventData::new_u64(0);
         let edge = epoll::EventFlags::ET;
-        epoll::add(&epoll, &self.connection, data, edge | epoll::EventFlags::RDHUP)?;
-        Ok(epoll::add(&epoll, &self.event_fds.application, data, edge | epoll::EventFlags::IN)?)
+        epoll::add(&epoll, &*self.connection, data, edge | epoll::EventFlags::RDHUP)?;
+        Ok(epoll::add(&epoll, &*self.event_fds.application, data, edge | epoll::EventFlags::IN)?)
     }
 
     /// Processes the daemon's notifications. Returns true if there was any.
@@ -386,6 +386,31 @@ impl Attachment {
         if has_hung_up { self.check_connection() } else { Ok(()) }
     }
 
+    /// Descriptors of which one is readable when the daemon has sent a notification or has ended: to
+    /// sleep on them instead of an `epoll`, after [`Attachment::prepare_sleep`] and before
+    /// [`Attachment::end_sleep_on_fds`].
+    pub fn sleep_fds(&self) -> [Arc<OwnFd>; 2] {
+        [Arc::clone(&self.event_fds.application), Arc::clone(&self.connection)]
+    }
+
+    /// Ends a sleep on [`Attachment::sleep_fds`] and perhaps on other descriptors, of which one has
+    /// an event if `has_other_event`. Poll once more after this call. A thread in a filter of system
+    /// calls that allows but `poll` and `read` may sleep so.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::ConnectionAborted`] if the daemon has exited.
+    pub fn end_sleep_on_fds(&mut self, has_other_event: bool) -> io::Result<()> {
+        let was_woken = !self.application_sleeps.is_requested();
+        self.leave_sleep();
+        if has_other_event && !was_woken {
+            return Ok(());
+        }
+        match rustix::io::read(&*self.event_fds.application, &mut [0; 8]) {
+            Err(_) if !has_other_event => self.check_connection(),
+            _ => Ok(()),
+        }
+    }
+
     fn leave_sleep(&mut self) {
         self.sleeping_threads = self.sleeping_threads.saturating_sub(1);
         // Until the other sleeping threads learn of their events, only the daemon wakes them.
@@ -401,11 +426,14 @@ impl Attachment {
         !self.changed.is_empty()
     }
 
-    /// Finds out if the daemon has closed the connection. It sends nothing after its welcome.
+    /// Finds out if the daemon has closed the connection.
     fn check_connection(&mut self) -> io::Result<()> {
         self.empty_polls = 0;
-        match rustix::net::recv(&self.connection, &mut [0; 8], RecvFlags::DONTWAIT) {
-            Ok((1.., _)) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
+        let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+        let mut fds = [PollFd::new(&*self.connection, PollFlags::RDHUP)];
+        match rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(_) if !fds[0].revents().intersects(ended) => Ok(()),
+            Err(rustix::io::Errno::INTR) => Ok(()),
             _ => Err(self.disconnect(PeerError)),
         }
     }
@@ -478,7 +506,7 @@ impl Attachment {
 
     fn wake_daemon(&self) {
         // Fails when the counter is full, which no honest application brings about.
-        let _ = rustix::io::write(&self.event_fds.daemon, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.event_fds.daemon, &1_u64.to_ne_bytes());
     }
 }
 

@@ -55,6 +55,8 @@ pub(super) struct AttachedSocket {
     last_news: Option<(u64, Status)>,
     /// Another process held the socket too, and may still hold it.
     pub(super) may_be_shared: bool,
+    /// The memory of the socket is not locked although others hold it.
+    pub(super) forgoes_lock: bool,
     /// Errors about datagrams that the socket has sent.
     pub(super) error_reports: ErrorReports,
     /// The application has shut down reading.
@@ -110,6 +112,7 @@ impl AttachedSocket {
             errors_taken: 0,
             last_news: None,
             may_be_shared: false,
+            forgoes_lock: false,
             error_reports: ErrorReports::default(),
             is_read_shut_down: false,
             is_write_shut_down: false,
@@ -135,7 +138,8 @@ impl AttachedSocket {
         if !self.may_be_shared || self.read.is_none() {
             return Ok(None);
         }
-        let lock = self.status().shared.then(|| self.slot.lock()).transpose()?;
+        let is_locked = self.status().shared && !self.forgoes_lock;
+        let lock = is_locked.then(|| self.slot.lock()).transpose()?;
         let aborted = |_: PeerError| io::ErrorKind::ConnectionAborted;
         if let (Some(read), Some(write)) = (&mut self.read, &mut self.write) {
             read.resume().and_then(|()| write.resume()).map_err(aborted)?;

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use tidegate_memory::shared::Region;
 
 use super::Attachment;
@@ -144,6 +144,47 @@ fn end_of_the_daemon_ends_a_sleep() {
     daemon.connection.shutdown(std::net::Shutdown::Both).unwrap();
     assert!(daemon.attachment.sleep(Duration::MAX).is_err());
     assert!(daemon.attachment.poll().is_err());
+}
+
+/// Number of the attachment's descriptors that would end a sleep.
+fn ready_sleep_fds(daemon: &SleepingDaemon) -> usize {
+    let fds = daemon.attachment.sleep_fds();
+    let mut polled = fds.each_ref().map(|fd| PollFd::new(&**fd, PollFlags::IN));
+    rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap()
+}
+
+#[test]
+fn wake_up_ends_one_sleep_on_descriptors() {
+    let mut daemon = SleepingDaemon::new();
+    assert!(daemon.attachment.prepare_sleep().unwrap());
+    assert_eq!(ready_sleep_fds(&daemon), 0);
+    daemon.wake_application();
+    assert_eq!(ready_sleep_fds(&daemon), 1);
+    // An event of the program ends the sleep before: the wake-up stays for the next one.
+    daemon.attachment.end_sleep_on_fds(true).unwrap();
+    assert!(daemon.attachment.prepare_sleep().unwrap());
+    assert_eq!(ready_sleep_fds(&daemon), 1);
+    daemon.attachment.end_sleep_on_fds(false).unwrap();
+    assert_eq!(ready_sleep_fds(&daemon), 0);
+}
+
+#[test]
+fn wake_up_that_the_daemon_has_announced_is_taken_with_any_event() {
+    let mut daemon = SleepingDaemon::new();
+    assert!(daemon.attachment.prepare_sleep().unwrap());
+    assert!(daemon.memory.application_sleeps().unwrap().take());
+    daemon.wake_application();
+    daemon.attachment.end_sleep_on_fds(true).unwrap();
+    assert_eq!(ready_sleep_fds(&daemon), 0);
+}
+
+#[test]
+fn end_of_the_daemon_ends_a_sleep_on_descriptors() {
+    let mut daemon = SleepingDaemon::new();
+    assert!(daemon.attachment.prepare_sleep().unwrap());
+    daemon.connection.shutdown(std::net::Shutdown::Both).unwrap();
+    assert_eq!(ready_sleep_fds(&daemon), 1);
+    assert!(daemon.attachment.end_sleep_on_fds(false).is_err());
 }
 
 #[test]

@@ -141,6 +141,17 @@ impl Net {
         self.attached().map(|attached| Fork::prepare(attached))
     }
 
+    /// Prepares a filter of system calls (seccomp) in a process that is attached to a daemon and
+    /// shares its sockets with other processes: they are no longer locked against those by system
+    /// calls. No other process may use these sockets at the same time. Reading, writing and closing
+    /// then take only `read`, `write`, `close`, `poll`, `ppoll` and futexes.
+    #[cfg(feature = "attach")]
+    pub fn prepare_system_call_filter(&self) {
+        if let Some(attached) = self.attached() {
+            attached.forgo_locks();
+        }
+    }
+
     /// Receive-scheduling settings in force.
     pub fn gate(&self) -> Settings {
         self.lock_embedded()

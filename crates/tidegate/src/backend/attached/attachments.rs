@@ -31,6 +31,15 @@ pub(super) struct Attachments {
     next: usize,
 }
 
+/// Descriptors on which a thread sleeps: one is readable when the daemon has sent a notification or
+/// has ended.
+pub(super) enum SleepFds {
+    /// Those of the only attachment.
+    OfAttachment([Arc<OwnFd>; 2]),
+    /// `epoll` of all attachments.
+    Epoll(Arc<OwnFd>),
+}
+
 /// Packs an attachment index and a socket handle; with one attachment only, the number is the
 /// handle itself.
 fn pack(attachment: usize, max: usize, socket: Handle) -> u64 {
@@ -62,8 +71,17 @@ impl Attachments {
         Ok(attachments)
     }
 
-    /// Descriptor that is readable when the daemon has sent a notification. A thread sleeps on
-    /// it while other threads hold the rest.
+    /// Descriptors on which a thread sleeps while other threads hold the rest.
+    pub(super) fn sleep_fds(&self) -> SleepFds {
+        match (&self.all[..], self.max) {
+            ([only], 1) => SleepFds::OfAttachment(only.sleep_fds()),
+            // Attachments may be added during a sleep.
+            _ => SleepFds::Epoll(Arc::clone(&self.wake_fd)),
+        }
+    }
+
+    /// Descriptor that is readable when the daemon has sent a notification.
+    #[cfg(feature = "tokio")]
     pub(super) fn wake_fd(&self) -> &Arc<OwnFd> {
         &self.wake_fd
     }
@@ -207,7 +225,16 @@ impl Attachments {
             .try_fold(true, |quiet, attachment| Ok(attachment.prepare_sleep()? && quiet))
     }
 
-    /// Finishes a sleep, including a failed one.
+    /// Finishes a sleep on the descriptors of [`Attachments::sleep_fds`], including a failed one.
+    /// `has_other_event`: another descriptor has ended it.
+    pub(super) fn end_sleep_on(&mut self, fds: &SleepFds, has_other_event: bool) -> io::Result<()> {
+        match (fds, &mut self.all[..]) {
+            (SleepFds::OfAttachment(_), [only]) => only.end_sleep_on_fds(has_other_event),
+            _ => self.end_sleep(),
+        }
+    }
+
+    /// Finishes a sleep on the wake descriptor, including a failed one.
     pub(super) fn end_sleep(&mut self) -> io::Result<()> {
         let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; MAX_ATTACHMENTS];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -229,6 +256,11 @@ impl Attachments {
         let children =
             self.all.iter_mut().map(Attachment::fork_child).collect::<io::Result<_>>()?;
         Self::with(children, self.max)
+    }
+
+    /// Like [`Attachment::forgo_locks`], for each attachment.
+    pub(super) fn forgo_locks(&mut self) {
+        self.all.iter_mut().for_each(Attachment::forgo_locks);
     }
 
     /// Abandons the attachments in a child that got none of its own.

@@ -7,7 +7,7 @@ use tidegate_engine::{IdleConfig, IdleGovernor};
 use tidegate_service::Shard;
 use tidegate_service::attachment::{Attachment, SocketType};
 
-use super::attachments::Attachments;
+use super::attachments::{Attachments, SleepFds};
 use super::kernel_sockets::KernelSockets;
 use super::shards::Shards;
 use super::socket_number::{listener_id, socket_number, stream_id, udp_id};
@@ -114,7 +114,20 @@ impl AttachedCore {
         self.tasks.wake_both(id);
     }
 
+    /// Finishes a sleep on `fds`. Returns true if a notification had arrived. `has_other_event`:
+    /// another descriptor has ended the sleep.
+    pub(super) fn finish_sleep_on(
+        &mut self,
+        fds: &SleepFds,
+        has_other_event: bool,
+    ) -> io::Result<bool> {
+        let ended = self.attachments.end_sleep_on(fds, has_other_event);
+        ended.inspect_err(|_| self.fail())?;
+        self.poll_daemon()
+    }
+
     /// Finishes a sleep on the wake descriptor. Returns true if a notification had arrived.
+    #[cfg(feature = "tokio")]
     pub(crate) fn finish_sleep(&mut self) -> io::Result<bool> {
         self.attachments.end_sleep().inspect_err(|_| self.fail())?;
         self.poll_daemon()

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tidegate_engine::{IdleStep, pause, shorten_time_slice};
 use tidegate_service::attachment::Attachment;
 
+use super::attachments::SleepFds;
 use super::core::{AttachedCore, daemon_exited};
 use crate::backend::guard::StackGuard;
 use crate::types::batch_scope;
@@ -195,18 +196,21 @@ impl AttachedStack {
         }
         core.enter_leading();
         let prepared = core.attachments.prepare_sleep();
-        let wake_fd = Arc::clone(core.attachments.wake_fd());
+        let fds = core.attachments.sleep_fds();
         drop(core);
-        let found = match prepared {
-            Ok(true) => sleeper.sleep(&[wake_fd.as_fd(), bell.as_fd()], limit),
+        let found = match (prepared, &fds) {
+            (Ok(true), SleepFds::OfAttachment([woken, ended])) => {
+                sleeper.sleep(&[woken.as_fd(), ended.as_fd(), bell.as_fd()], limit)
+            }
+            (Ok(true), SleepFds::Epoll(all)) => sleeper.sleep(&[all.as_fd(), bell.as_fd()], limit),
             // An exited daemon is detected after the sleep.
-            Ok(false) | Err(_) => Ok(false),
+            (Ok(false) | Err(_), _) => Ok(false),
         };
         let mut core = self.lock();
         core.leave_leading();
         core.waiters.leave(&bell);
         bell.disarm();
-        let woken = core.finish_sleep();
+        let woken = core.finish_sleep_on(&fds, matches!(found, Ok(true)));
         if let Ok(true) = woken {
             let now_ns = self.now_ns();
             core.idle.on_work(now_ns);
@@ -215,6 +219,11 @@ impl AttachedStack {
             true => Some(true),
             false => woken.is_ok().then_some(false),
         })
+    }
+
+    /// Locks the memory of the sockets no longer.
+    pub(crate) fn forgo_locks(&self) {
+        self.lock().attachments.forgo_locks();
     }
 
     /// Defers the wake-ups of the daemon for the next `calls` calls, for a program that answers
