@@ -143,12 +143,12 @@ impl Net {
 
     /// Prepares a filter of system calls (seccomp) in a process that is attached to a daemon and
     /// shares its sockets with other processes: they are no longer locked against those by system
-    /// calls. No other process may use these sockets at the same time. Reading, writing and closing
-    /// then take only `read`, `write`, `close`, `poll`, `ppoll` and futexes.
+    /// calls. No other process may use these sockets at the same time. Waiting, reading, writing and
+    /// closing then take only `read`, `write`, `close`, `poll`, `ppoll` and futexes.
     #[cfg(feature = "attach")]
     pub fn prepare_system_call_filter(&self) {
         if let Some(attached) = self.attached() {
-            attached.forgo_locks();
+            attached.prepare_system_call_filter();
         }
     }
 

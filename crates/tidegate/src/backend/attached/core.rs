@@ -37,6 +37,8 @@ pub(crate) struct AttachedCore {
     pub(super) idle: IdleGovernor,
     /// Buffers of exchanges; present after the first exchange.
     pub(super) exchange_buffers: Option<ExchangeBuffers>,
+    /// The process filters its system calls: it makes only those that waiting and copying need.
+    pub(super) filters_calls: bool,
     pub(super) has_daemon_exited: bool,
     /// Waits since the daemon exited.
     pub(super) waits_since_exit: u32,
@@ -74,6 +76,7 @@ impl AttachedCore {
             added_readiness: AddedReadiness::default(),
             idle: new_idle(0),
             exchange_buffers: None,
+            filters_calls: false,
             has_daemon_exited: false,
             waits_since_exit: 0,
         })

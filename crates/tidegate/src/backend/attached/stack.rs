@@ -133,7 +133,8 @@ impl AttachedStack {
             let shares_processor = core.attachments.note_processor(rustix::thread::sched_getcpu());
             let remaining = deadline.remaining();
             if remaining.is_some_and(|left| left.is_zero()) {
-                let is_processor_wanted = core.attachments.is_processor_wanted();
+                let is_processor_wanted =
+                    core.attachments.is_processor_wanted() && !core.filters_calls;
                 drop(core);
                 if is_processor_wanted {
                     // A program that busy-polls would keep the core from what it polls for.
@@ -143,7 +144,7 @@ impl AttachedStack {
             }
             core.followers.on_wait(|| self.now_ns());
             let is_led = core.followers.are_led(core.waiters.has_rung());
-            let step = match shares_processor || is_led {
+            let step = match shares_processor || is_led || core.filters_calls {
                 // The core can only run while this thread sleeps.
                 true => IdleStep::Sleep,
                 false => core.idle.step(self.now_ns()),
@@ -221,9 +222,11 @@ impl AttachedStack {
         })
     }
 
-    /// Locks the memory of the sockets no longer.
-    pub(crate) fn forgo_locks(&self) {
-        self.lock().attachments.forgo_locks();
+    /// Makes fewer kinds of system calls from now on: no locks, and no yields.
+    pub(crate) fn prepare_system_call_filter(&self) {
+        let mut core = self.lock();
+        core.filters_calls = true;
+        core.attachments.forgo_locks();
     }
 
     /// Defers the wake-ups of the daemon for the next `calls` calls, for a program that answers
