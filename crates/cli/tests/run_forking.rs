@@ -177,13 +177,8 @@ fn servers_are_idle_after_the_daemon_is_killed() {
     }
     let testbed = Testbed::new(DeviceKind::Xdp);
     let daemon = Daemon::start(&testbed, &[]);
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, config) = nginx_folder(false);
     let root = folder.path();
-    fs::set_permissions(root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    fs::write(root.join("page"), "tide\n".repeat(500)).unwrap();
-    let config = root.join("nginx.conf");
-    fs::write(&config, nginx_config(root, false)).unwrap();
-    let config = config.to_str().unwrap().to_owned();
     let program = ["nginx", "-c", &config, "-p", root.to_str().unwrap()];
     let program = daemon.run_server(&program, 8080);
     let redis = ["redis-server", "--bind", "0.0.0.0", "::", "--protected-mode", "no"];
@@ -311,6 +306,74 @@ fn children_serve_on_inherited_sockets() {
             let request = format!("printf '%s' '{data}' | nc -u -W 1 -w 30 {address} 7100");
             check_reply(testbed.tool("sh", &["-c", &request]), &data);
         }
+    }
+    drop(python);
+    wait_until("no application is attached", || holders(&daemon).is_empty());
+}
+
+/// A child answers each connection after it has allowed itself hardly any system call; any other one
+/// kills it. The parent keeps the connection until the child has ended, and prints its status.
+const FILTERING_SERVER: &str = r#"
+import ctypes, os, platform, socket, struct
+
+BY_MACHINE = {
+    # read, write, close, poll, mmap, munmap, brk, rt_sigprocmask, rt_sigreturn, mremap, madvise,
+    # getpid, exit, futex, clock_gettime, clock_nanosleep, exit_group, ppoll, getrandom
+    "x86_64": [0, 1, 3, 7, 9, 11, 12, 14, 15, 25, 28, 39, 60, 202, 228, 230, 231, 271, 318],
+    "aarch64": [63, 64, 57, 73, 222, 215, 214, 135, 139, 216, 233, 172, 93, 98, 113, 115, 94, 278],
+}
+ALLOWED = BY_MACHINE[platform.machine()]
+LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
+KILL, ALLOW = 0x80000000, 0x7FFF0000
+
+def allow_hardly_any_call():
+    code = [(LOAD, 0, 0, 0)]
+    for n, number in enumerate(ALLOWED):
+        code.append((JUMP_IF_EQUAL, len(ALLOWED) - n, 0, number))
+    code += [(RETURN, 0, 0, KILL), (RETURN, 0, 0, ALLOW)]
+    program = b"".join(struct.pack("=HBBI", *line) for line in code)
+    buffer = ctypes.create_string_buffer(program)
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(buffer)))
+    prctl = ctypes.CDLL(None).prctl
+    prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    prctl(38, 1, 0, 0, 0)
+    if prctl(22, 2, ctypes.addressof(header), 0, 0) != 0:
+        os._exit(9)
+
+server = socket.create_server(("::", 7103), family=socket.AF_INET6, dualstack_ipv6=True)
+while True:
+    connection, _ = server.accept()
+    pid = os.fork()
+    if pid == 0:
+        fd = connection.fileno()
+        allow_hardly_any_call()
+        while data := os.read(fd, 65536):
+            while data:
+                data = data[os.write(fd, data):]
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if status != 0:
+        connection.sendall(b" ended with %d" % status)
+    connection.close()
+"#;
+
+#[test]
+fn child_with_a_filter_of_system_calls_uses_its_socket() {
+    // Attachments to several network cores are waited for by epoll.
+    if !can_run("run_forking_filter", &["python3", "nc"]) || cores() > 1 {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
+    let python = daemon.run_server(&["python3", "-c", FILTERING_SERVER], 7103);
+    for address in [SERVER_V4, SERVER_V6] {
+        for data in ["one", &"x".repeat(100_000)] {
+            assert!(exchange(&testbed, address, 7103, data) == data, "{address}");
+        }
+        // Another program takes its turns on the processor meanwhile.
+        let slowly =
+            format!("for n in 1 2 3 4; do echo $n; sleep 0.05; done | nc -N {address} 7103");
+        assert_eq!(testbed.tool("sh", &["-c", &slowly]), "1\n2\n3\n4\n");
     }
     drop(python);
     wait_until("no application is attached", || holders(&daemon).is_empty());

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::event::{EventfdFlags, eventfd};
 
 /// Event descriptor of each side of an attachment. Who writes a number to it ends a sleep of that
-/// side; nobody reads it. An edge-triggered wait finds each number.
+/// side. An edge-triggered wait finds each number without reading it.
 #[derive(Clone, Debug)]
 pub struct EventFds<Fd> {
     /// Descriptor on which the network core sleeps.
