@@ -32,10 +32,9 @@ test: build
 	@if command -v valgrind >/dev/null; then $(MAKE) --no-print-directory cost; fi
 
 # Checks that the echo of a UDP packet on IPv4 costs at most 400 instructions.
-COST_LIMIT ?= 400
 cost: build
 	@scripts/setup cost
-	scripts/cost $(COST_LIMIT)
+	scripts/cost 400
 
 # Checks words, shape, format, lints, documentation, features and BPF objects, as CI does before
 # the tests.
