@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fe
 
 use libc::{c_int, c_long, c_void, sigaction, siginfo_t, sigset_t, ucontext_t};
 
-use crate::real;
+use crate::{errno, real};
 
 /// Highest signal number; the lowest is 1.
 const MAX_SIGNAL: c_int = 64;
@@ -191,10 +191,8 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
 /// # Safety
 /// Both pointers are those that the kernel has passed to a handler.
 unsafe fn defer(signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t) -> bool {
-    // SAFETY: guaranteed by the caller; signal sets are written or read; errno is this
-    // thread's own.
-    unsafe {
-        let error = *libc::__errno_location();
+    // SAFETY: guaranteed by the caller; signal sets are written or read.
+    errno::preserve(|| unsafe {
         let mut set: sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
         libc::sigaddset(&mut set, signal);
@@ -210,13 +208,12 @@ unsafe fn defer(signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t) -
             0,
             0,
         );
-        *libc::__errno_location() = error;
         if sent == 0 {
             libc::sigaddset(&mut (*context).uc_sigmask, signal);
             DEFERRED.with(|deferred| deferred.fetch_or(bit(signal), Ordering::Relaxed));
         }
         sent == 0
-    }
+    })
 }
 
 #[cfg(test)]
