@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use super::{Attachment, handshake};
+use super::{Attachment, SocketType, handshake};
 use crate::ipc::handshake::Hello;
 
 impl Attachment {
@@ -33,11 +33,17 @@ impl Attachment {
         Ok(child)
     }
 
-    /// Locks the memory of the present sockets no longer, although other processes hold them: for a
-    /// process that is about to filter its system calls. The process vouches that no other one uses
-    /// the sockets at the same time; what they carry is undefined otherwise.
+    /// Locks the memory of the present connections no longer, although other processes hold them: for
+    /// a process that is about to filter its system calls. The process vouches that no other one uses
+    /// the connections at the same time; what they carry is undefined otherwise. UDP sockets, which
+    /// several workers use, stay locked.
     pub fn forgo_locks(&mut self) {
-        self.sockets.iter_mut().flatten().for_each(|socket| socket.forgoes_lock = true);
+        let connections = self
+            .sockets
+            .iter_mut()
+            .flatten()
+            .filter(|socket| socket.socket_type == SocketType::Stream);
+        connections.for_each(|socket| socket.forgoes_lock = true);
     }
 
     /// Abandons the attachment in a child that has none of its own. The daemon monitors the

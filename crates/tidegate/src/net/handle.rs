@@ -142,8 +142,8 @@ impl Net {
     }
 
     /// Prepares a filter of system calls (seccomp) in a process that is attached to a daemon and
-    /// shares its sockets with other processes: they are no longer locked against those by system
-    /// calls. No other process may use these sockets at the same time. Waiting, reading, writing and
+    /// shares its connections with other processes: they are no longer locked against those by system
+    /// calls. No other process may use these connections at the same time. Waiting, reading, writing and
     /// closing then take only `read`, `write`, `close`, `poll`, `ppoll` and futexes.
     #[cfg(feature = "attach")]
     pub fn prepare_system_call_filter(&self) {
