@@ -64,7 +64,7 @@ dpdk:
 	$(CARGO) clippy $(DPDK_FLAGS) --all-targets -- -D warnings
 	$(CARGO) test $(DPDK_FLAGS) --test dpdk --test dpdk_segmentation --test serve --test tcp \
 		--test dns_tcp --test route --test upgrade
-	$(CARGO) test $(DPDK_FLAGS) --lib dpdk
+	$(CARGO) test $(DPDK_FLAGS) --lib --test experiments dpdk
 
 # Builds the BPF objects from their C sources.
 bpf:

@@ -1,6 +1,6 @@
 //! The experiment on DPDK devices.
 
-mod support;
+use super::support;
 
 /// Checks that each figure of the lab is present and plausible, not its size.
 #[cfg(feature = "dpdk")]

@@ -1,10 +1,9 @@
 //! Labs that trace the kernel or measure its paths: they report all rows and figures and leave
 //! nothing behind.
 
-mod support;
-
 use serde_json::Value;
-use support::{is_root, lab};
+
+use super::support::{is_root, lab};
 
 /// True if the kernel's trace events are available; prints the reason if not.
 fn can_trace(test: &str) -> bool {

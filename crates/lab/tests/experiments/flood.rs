@@ -1,10 +1,9 @@
 //! Smoke tests of the receive-livelock labs at minimal length: each lab runs and reports all
 //! its rows and figures. The figures themselves are judged by `tidegate lab`.
 
-mod support;
-
 use serde_json::Value;
-use support::{fails_with, is_root, lab};
+
+use super::support::{fails_with, is_root, lab};
 
 fn figure(result: &Value, name: &str) -> f64 {
     result["figures"][name].as_f64().unwrap_or_else(|| panic!("no {name} in {result}"))

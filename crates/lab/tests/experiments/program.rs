@@ -1,7 +1,5 @@
 //! The program of the laboratory: the program that it measures, its errors, its end by a signal.
 
-mod support;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -9,7 +7,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{fails_with, is_root, lab, laboratory, wait_until};
+
+use super::support::{fails_with, is_root, lab, laboratory, wait_until};
 
 /// A folder with the laboratory alone, as a link: the program finds its folder by its own path.
 fn laboratory_alone() -> tempfile::TempDir {
