@@ -4,6 +4,7 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -65,8 +66,12 @@ fn applications_migrate_between_cores_under_load() {
     if !can_run("cores", &["redis-server", "redis-benchmark", "memcached", "nc"]) {
         return;
     }
-    for io in ["xdp", "packet"] {
-        let testbed = Testbed::new(if io == "xdp" { DeviceKind::Xdp } else { DeviceKind::Packet });
+    let testbeds = [
+        ("xdp", Testbed::new(DeviceKind::Xdp)),
+        ("xdp", Testbed::with_queues(2)),
+        ("packet", Testbed::new(DeviceKind::Packet)),
+    ];
+    for (io, testbed) in testbeds {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
         let flags = ["--io", io, "--cores", "2", "--control", control.to_str().unwrap()];
@@ -232,4 +237,47 @@ fn several_cores_reject_shared_addresses() {
     command.args(["daemon", "--cores", "1-2", "--shared", "--iface", testbed.device(), "--socket"]);
     let refused = command.arg(folder.path().join("daemon.sock")).output().unwrap();
     assert!(output_text(&refused).contains("one network core"), "{}", output_text(&refused));
+}
+
+/// A server whose cores have a queue each: every flow is answered, whatever its queue.
+#[test]
+fn server_reads_a_queue_on_each_core() {
+    if !can_run("queues", &[]) {
+        return;
+    }
+    for (queues, cores) in [(2, 2), (2, 3), (1, 2)] {
+        let testbed = Testbed::with_queues(queues);
+        let (listen, count) = (["echo", "--listen", "7777", "--cores"], cores.to_string());
+        let arguments = [&listen[..], &[&count]].concat();
+        let server = testbed.serve(DeviceKind::Xdp, &arguments);
+        for server in [SERVER_V4, SERVER_V6] {
+            let address = SocketAddr::new(server.parse().unwrap(), 7777);
+            let any = if server.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+            let exchange = || {
+                for number in 0..64_u8 {
+                    let socket = UdpSocket::bind(any).unwrap();
+                    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+                    socket.connect(address).unwrap();
+                    for size in [1, 100, 1400] {
+                        socket.send(&vec![number; size]).unwrap();
+                        let mut reply = [0; 2000];
+                        let len = socket.recv(&mut reply).unwrap();
+                        assert_eq!(reply[..len], vec![number; size]);
+                    }
+                }
+            };
+            testbed.client().enter(exchange).unwrap();
+        }
+        let report = server.stop();
+        let of_cores = |field: &str| -> Vec<u64> {
+            let cores = report["cores"].as_array().unwrap();
+            cores.iter().map(|core| core[field].as_u64().unwrap()).collect()
+        };
+        assert_eq!(report["answers"], 2 * 64 * 3, "{report}");
+        assert_eq!(of_cores("delivered").iter().sum::<u64>(), 2 * 64 * 3, "{report}");
+        assert!(of_cores("delivered").iter().all(|&core| core > 0), "{report}");
+        // Cores without a queue send through the first one.
+        let with_queue = of_cores("passed_on").into_iter().filter(|&passed| passed > 0).count();
+        assert_eq!(with_queue, queues, "{report}");
+    }
 }

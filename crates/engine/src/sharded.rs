@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 
 use tidegate_device::Device;
-use tidegate_device::sharded::{Flow, FlowSteering, LocalPort, SecondaryDevice, shard};
+use tidegate_device::sharded::{CoreDevice, Flow, FlowSteering, LocalPort, shard};
 use tidegate_device::steering::TransportProtocol;
 use tidegate_stack::{AddressOwnership, PortGroups, StackSnapshot, Transport};
 use tidegate_wire::MacAddr;
@@ -35,7 +35,7 @@ pub fn open_sharded(config: NetConfig, cores: usize) -> Result<ShardedStacks, Op
 }
 
 /// Flow steering and devices of the secondary cores, sent when the primary device is open.
-type SecondaryDevices = (Arc<FlowSteering>, Vec<SecondaryDevice>);
+type SecondaryDevices = (Arc<FlowSteering>, Vec<CoreDevice>);
 
 /// As [`PreparedEngine`], for one core or several.
 pub struct PreparedEngines {
@@ -60,8 +60,13 @@ impl PreparedEngines {
         }
         let secondaries = (1..cores).map(|_| secondary_config(&config)).collect();
         let (sender, receiver) = mpsc::channel();
+        // A wrapper sees the frames of one queue only.
+        if config.wrappers.is_empty() {
+            config.device.share_queues(cores);
+        }
         config = config.wrap(Box::new(move |device| {
-            let (primary, secondaries) = shard(device, cores)?;
+            let mut secondaries = shard(device, cores)?;
+            let primary = secondaries.remove(0);
             // The thread that opens the device waits for this message.
             let _ = sender.send((primary.flow_steering(), secondaries));
             Ok(Box::new(primary) as Box<dyn Device>)
@@ -124,9 +129,11 @@ fn start_secondaries(
     let (flow_steering, devices) = opened.map_err(OpenError::Io)?;
     let claims = |core| PortClaims::for_core(Arc::clone(&flow_steering), core);
     let mut all = vec![(engine, claims(0))];
-    for (mut config, device) in secondaries.into_iter().zip(devices) {
-        let boxed = move |device: SecondaryDevice| Ok(Box::new(device) as Box<dyn Device>);
-        config.device = DeviceConfig::Custom(Box::new(move |_| boxed(device)));
+    for (mut config, mut device) in secondaries.into_iter().zip(devices) {
+        config.device = DeviceConfig::Custom(Box::new(move |arena| {
+            device.open_queue(arena)?;
+            Ok(Box::new(device))
+        }));
         let (mut engine, _) = open_secondary(config)?;
         // Values derived from these secrets that one stack sent to a peer bind all stacks.
         engine.parts().0.set_tcp_secrets(secrets);

@@ -8,17 +8,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Args;
 use clap::builder::TypedValueParser;
 use tidegate::{
-    Distribution, Limits, Net, NetConfig, ReadersConfig, TcpListener, TcpOptions, UdpSocket,
+    Distribution, Limits, Net, NetConfig, ReadersConfig, TcpListener, TcpOptions, UdpOptions,
+    UdpSocket,
 };
 use tidegate_apps::embedded::serve_udp_and_tcp;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
 use tidegate_apps::{KernelBusyPoll, MessageLimits, Responder, ServeCounters};
+use tidegate_device::sharded::MAX_CORES;
 
 use crate::Failure;
 use crate::choices::choices;
 use crate::config;
-use crate::control::ControlSocket;
+use crate::control::{ControlSocket, NetCores};
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind, pin_to};
 use crate::output::log;
@@ -46,6 +48,13 @@ pub(crate) struct ServerOptions {
     /// Configuration file (TOML). Flags take precedence
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Number of network cores: threads with a stack of their own each, and a receive queue of their
+    /// own if the device has as many
+    #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Network cores")]
+    cores: usize,
+    /// Pin the network cores to these processors, round-robin
+    #[arg(long, value_name = "CPU", value_delimiter = ',', help_heading = "Network cores")]
+    core_cpus: Vec<usize>,
     /// Number of reader threads, each with its own receive queue; two or more add a thread that
     /// runs the stack
     #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Readers")]
@@ -168,8 +177,9 @@ impl ServerOptions {
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
         let startup = self.startup(&host)?;
-        if self.readers > 1 {
-            return Err(format!("--readers is for UDP: {service} is served by one thread").into());
+        if self.readers > 1 || self.cores > 1 {
+            let flag = if self.cores > 1 { "--cores" } else { "--readers" };
+            return Err(format!("{flag} is for UDP: {service} is served by one thread").into());
         }
         host.pin()?;
         let config = self.with_admission(host.net_config(&settings)?.limits(limits))?;
@@ -244,12 +254,16 @@ impl ServerOptions {
             let config = self.with_admission(host.net_config(&settings)?)?;
             let config = startup.sandbox.confine(config, &host)?;
             let own_thread = gate.network_thread() || self.has_reader_threads();
-            let net = Net::open(config.own_thread(own_thread))?;
+            let nets = Net::open_cores(config.own_thread(own_thread), self.cores)?;
             let mut reload = reload;
-            reload.push(self.net_settings().into_part(net.clone())?);
+            reload.push(self.net_settings().into_part(NetCores(nets.clone()))?);
             let run = ServerRun { name, addresses, startup, reload, served };
-            self.serve_on_tidegate(run, &net, responder, stream_limits, |e| host.explain(e))?;
-            ServeReport::tidegate(name, served, &net)
+            let explain = |error| host.explain(error);
+            match &nets[..] {
+                [net] => self.serve_on_tidegate(run, net, responder, stream_limits, explain)?,
+                nets => self.serve_on_cores(run, nets, responder, stream_limits, explain)?,
+            }
+            ServeReport::tidegate(name, served, &nets)
         };
         report.print(self.json)
     }
@@ -291,7 +305,7 @@ impl ServerOptions {
         print_ready(name, addresses, "kernel sockets")?;
         if self.has_reader_threads() {
             let responders = vec![responder; self.readers];
-            let on_start = |number| pin_reader(&self.reader_cpus, number);
+            let on_start = |number| pin_thread("reader", &self.reader_cpus, number);
             serve_kernel_readers(&sets, responders, MAX_DATAGRAM_BYTES, on_start, stop, served)?;
         } else {
             serve_kernel(&sets[0], &mut responder, MAX_DATAGRAM_BYTES, stop, served)?;
@@ -337,7 +351,7 @@ impl ServerOptions {
                     serve_udp_and_tcp(net, &[], &listeners, limits, responder, stop, served)
                 })
             });
-            let on_start = |number| pin_reader(&self.reader_cpus, number);
+            let on_start = |number| pin_thread("reader", &self.reader_cpus, number);
             let config = self.readers_config();
             let result = serve_readers(&sockets, readers, config, on_start, stop, served);
             // Both end together, also on an error.
@@ -345,6 +359,63 @@ impl ServerOptions {
             let stream_result =
                 stream_thread.map_or(Ok(Ok(())), std::thread::ScopedJoinHandle::join);
             result.and(stream_result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
+        .map_err(explain)
+    }
+
+    /// As [`ServerOptions::serve_on_tidegate`], with a thread for each stack.
+    fn serve_on_cores(
+        &self,
+        run: ServerRun<'_>,
+        nets: &[Net],
+        responder: impl Responder + Clone + Send,
+        stream_limits: Option<MessageLimits>,
+        explain: impl Fn(std::io::Error) -> Failure,
+    ) -> Result<(), Failure> {
+        let ServerRun { name, addresses, startup, reload, served } = run;
+        let stop = &*startup.stop();
+        let sockets = nets.iter().map(|net| {
+            let options = UdpOptions::default().reuse_port(true);
+            let bind = |&address: &SocketAddr| UdpSocket::bind_with(net, address, options);
+            addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()
+        });
+        let sockets = sockets.collect::<Result<Vec<_>, _>>()?;
+        let listeners = nets.iter().map(|net| {
+            let options = TcpOptions::default().reuse_port(true);
+            let listen =
+                |&address: &SocketAddr| TcpListener::bind_with(net, address, TCP_BACKLOG, options);
+            let addresses = addresses.iter().filter(|_| stream_limits.is_some());
+            addresses.map(listen).collect::<Result<Vec<_>, _>>()
+        });
+        let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
+        let limits = stream_limits.unwrap_or_default();
+        let cores = NetCores(nets.to_vec());
+        let control = self.control.as_deref().map(|path| ControlSocket::listen(path, cores));
+        let _control = control.transpose()?;
+        nets[0].wait_for_addresses()?;
+        let _reload = startup.finish(reload, Some(&nets[0]))?;
+        print_ready_on(&nets[0], name, addresses)?;
+        std::thread::scope(|scope| {
+            let all = nets.iter().zip(&sockets).zip(&listeners).enumerate();
+            let threads: Vec<_> = all
+                .map(|(core, ((net, sockets), listeners))| {
+                    let mut responder = responder.clone();
+                    scope.spawn(move || {
+                        pin_thread("network core", &self.core_cpus, core);
+                        let responder = &mut responder;
+                        let result = serve_udp_and_tcp(
+                            net, sockets, listeners, limits, responder, stop, served,
+                        );
+                        // All end together, also on an error.
+                        stop.store(true, Ordering::Relaxed);
+                        result
+                    })
+                })
+                .collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, std::io::Result<()>>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).collect::<std::io::Result<()>>()
         })
         .map_err(explain)
     }
@@ -366,14 +437,22 @@ impl ServerOptions {
         if self.readers == 0 || self.readers > MAX_READERS {
             return Err(format!("--readers {}: give 1 to {MAX_READERS}", self.readers).into());
         }
-        for &cpu in &self.reader_cpus {
-            // On a separate thread, so that the affinity of this thread does not change.
-            let result = std::thread::spawn(move || {
-                pin_to(cpu).map_err(|error| format!("--reader-cpus: {error}"))
-            });
-            result.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        }
+        check_cpus("--reader-cpus", &self.reader_cpus)?;
+        check_cpus("--core-cpus", &self.core_cpus)?;
         let kernel = self.host.io_kind() == IoKind::Kernel;
+        if self.cores == 0 || self.cores > MAX_CORES {
+            return Err(format!("--cores {}: give 1 to {MAX_CORES}", self.cores).into());
+        }
+        if self.cores > 1 && self.has_reader_threads() {
+            return Err("--cores and --readers: each network core reads by itself; give one of \
+                        them"
+                .into());
+        }
+        if self.cores > 1 && kernel && self.config.is_none() {
+            return Err("--cores is for Tidegate's own stack: with --io kernel give --readers \
+                        and --reuse-port"
+                .into());
+        }
         if self.reuse_port && !kernel && self.config.is_none() {
             return Err("--reuse-port is for --io kernel: on Tidegate each reader has a queue \
                         of its own without it"
@@ -391,6 +470,17 @@ impl ServerOptions {
     }
 }
 
+/// Checks that threads may run on these processors.
+fn check_cpus(flag: &'static str, cpus: &[usize]) -> Result<(), Failure> {
+    for &cpu in cpus {
+        // On a separate thread, so that the affinity of this thread does not change.
+        let result =
+            std::thread::spawn(move || pin_to(cpu).map_err(|error| format!("{flag}: {error}")));
+        result.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    }
+    Ok(())
+}
+
 /// Prints the ready line, by which the parent process knows that the server is serving.
 fn print_ready_on(net: &Net, name: &str, addresses: &[SocketAddr]) -> std::io::Result<()> {
     let capabilities = net.capabilities();
@@ -398,11 +488,11 @@ fn print_ready_on(net: &Net, name: &str, addresses: &[SocketAddr]) -> std::io::R
     print_ready(name, addresses, &backend)
 }
 
-/// Pins the calling reader to its processor, if `--reader-cpus` names any.
-fn pin_reader(cpus: &[usize], number: usize) {
+/// Pins the calling thread to its processor, if `cpus` names any.
+fn pin_thread(what: &str, cpus: &[usize], number: usize) {
     // Each processor was tried when the command started.
     if let Some(Err(error)) = cpus.iter().cycle().nth(number).map(|&cpu| pin_to(cpu)) {
-        log(format_args!("reader {number}: {error}"));
+        log(format_args!("{what} {number}: {error}"));
     }
 }
 

@@ -117,5 +117,5 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
     let server = server.start("echo", Vec::new())?;
     let ReadyServer { net, listeners, stop, .. } = &server;
     serve_streams(net, listeners, service, stop, &served).map_err(|error| host.explain(error))?;
-    ServeReport::tidegate("echo", &served, net).print(json)
+    ServeReport::tidegate("echo", &served, std::slice::from_ref(net)).print(json)
 }

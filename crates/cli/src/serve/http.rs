@@ -153,7 +153,7 @@ impl HttpCommand {
         root.inspect(|root| warn_unless_accessible(root));
         serve_http(&net, listeners, &service, limits, &stop)
             .map_err(|error| host.explain(error))?;
-        ServeReport::tidegate("http", &served(&service), &net).print(json)
+        ServeReport::tidegate("http", &served(&service), std::slice::from_ref(&net)).print(json)
     }
 }
 

@@ -178,6 +178,13 @@ impl Testbed {
         }
     }
 
+    /// As [`Testbed::new`] for AF_XDP, with as many queues on both ends.
+    pub fn with_queues(queues: usize) -> Self {
+        let client = [format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")];
+        let config = VethConfig { a: client.into(), b: Vec::new() };
+        Self::Veth(VethPair::with_queues(&config, queues).unwrap())
+    }
+
     /// Testbed without a device: the server creates the TAP device, and the client's addresses
     /// are assigned afterwards.
     pub fn without_device() -> Self {

@@ -58,7 +58,10 @@ impl IrqDeferral {
     /// Nothing is changed then.
     pub(super) fn set(target: &TargetInterface, settings: &BusyPoll) -> io::Result<Self> {
         let interface = InterfaceId { index: target.index, mac: target.mac };
-        let access = SettingsAccess::to_deferral(&interface)?;
+        let access = match &target.napis {
+            Some(napis) => SettingsAccess::to_napis(Some(napis.clone()))?,
+            None => SettingsAccess::to_deferral(&interface)?,
+        };
         let (defer_irqs, flush_timeout_ns) = (settings.defer_irqs, settings.flush_timeout_ns);
         let guard = SettingsGuard::begin(interface, access, |original| {
             Some(match original {
@@ -249,6 +252,8 @@ mod tests {
             mac,
             mtu: 1500,
             queues: vec![0, 1],
+            active_queues: 2,
+            napis: None,
             is_veth: true,
             has_local_peers: true,
         };
