@@ -11,8 +11,8 @@ use tidegate_stack::{AddressOwnership, PortGroups, StackSnapshot, Transport};
 use tidegate_wire::MacAddr;
 
 use crate::claim::PortClaims;
-use crate::open::{NetConfig, OpenError};
-use crate::prepared::{PreparedEngine, open_secondary};
+use crate::open::{NetConfig, OpenError, OpenHook};
+use crate::prepared::{PreparedEngine, call_hook, open_secondary};
 use crate::{DeviceConfig, Engine, EngineConfig};
 
 /// Engines and stacks that share one device.
@@ -43,6 +43,8 @@ pub struct PreparedEngines {
     secondaries: Vec<NetConfig>,
     /// Receives the secondary devices; `None` with one core.
     secondary_devices: Option<mpsc::Receiver<SecondaryDevices>>,
+    /// Called once the devices of all cores are open.
+    open_hook: Option<OpenHook>,
 }
 
 impl PreparedEngines {
@@ -53,12 +55,18 @@ impl PreparedEngines {
     pub fn new(mut config: NetConfig, cores: usize) -> Result<Self, OpenError> {
         if cores == 1 {
             let primary = PreparedEngine::new(config)?;
-            return Ok(Self { primary, secondaries: Vec::new(), secondary_devices: None });
+            return Ok(Self {
+                primary,
+                secondaries: Vec::new(),
+                secondary_devices: None,
+                open_hook: None,
+            });
         }
         if config.ownership == AddressOwnership::Shared {
             return Err(OpenError::SharedAddressMultiCore);
         }
         let secondaries = (1..cores).map(|_| secondary_config(&config)).collect();
+        let open_hook = config.open_hook.take();
         let (sender, receiver) = mpsc::channel();
         // A wrapper sees the frames of one queue only.
         if config.wrappers.is_empty() {
@@ -75,6 +83,7 @@ impl PreparedEngines {
             primary: PreparedEngine::new(config)?,
             secondaries,
             secondary_devices: Some(receiver),
+            open_hook,
         })
     }
 
@@ -98,8 +107,7 @@ impl PreparedEngines {
     /// # Errors
     /// As [`PreparedEngine::begin`].
     pub fn begin(self) -> Result<ShardedStacks, OpenError> {
-        let Self { primary, secondaries, secondary_devices } = self;
-        start_secondaries(primary.begin()?, secondaries, secondary_devices)
+        self.start(PreparedEngine::begin)
     }
 
     /// As [`PreparedEngines::begin`], but the primary core continues with the stack that another
@@ -108,8 +116,17 @@ impl PreparedEngines {
     /// # Errors
     /// As [`PreparedEngine::restore`].
     pub fn go_on(self, snapshot: StackSnapshot<'_>) -> Result<ShardedStacks, OpenError> {
-        let Self { primary, secondaries, secondary_devices } = self;
-        start_secondaries(primary.restore(snapshot)?, secondaries, secondary_devices)
+        self.start(|primary| primary.restore(snapshot))
+    }
+
+    fn start(
+        self,
+        start_primary: impl FnOnce(PreparedEngine) -> Result<(Engine, PortClaims), OpenError>,
+    ) -> Result<ShardedStacks, OpenError> {
+        let Self { primary, secondaries, secondary_devices, open_hook } = self;
+        let stacks = start_secondaries(start_primary(primary)?, secondaries, secondary_devices)?;
+        call_hook(open_hook)?;
+        Ok(stacks)
     }
 }
 
@@ -202,6 +219,7 @@ fn secondary_config(config: &NetConfig) -> NetConfig {
     NetConfig {
         device: DeviceConfig::Custom(Box::new(move |_| Err(not_open()))),
         wrappers: Vec::new(),
+        open_hook: None,
         addresses: config.addresses.clone(),
         routes: config.routes.clone(),
         ownership: config.ownership,

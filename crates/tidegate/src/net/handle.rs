@@ -164,7 +164,11 @@ impl Net {
     /// ```
     pub fn open_cores(config: NetConfig, cores: usize) -> Result<Vec<Self>, OpenError> {
         let settings = StackSettings::of(&config);
-        let ShardedStacks { stacks, .. } = engine::open_sharded(config, cores)?;
+        let ShardedStacks { stacks, flow_steering } = engine::open_sharded(config, cores)?;
+        // Each resolves its own neighbours.
+        if let Some(flow_steering) = flow_steering {
+            (0..cores).for_each(|core| flow_steering.set_active(core));
+        }
         stacks.into_iter().map(|(engine, claims)| settings.start(engine, claims)).collect()
     }
 
