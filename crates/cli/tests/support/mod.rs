@@ -172,7 +172,9 @@ impl Testbed {
                 Self::Veth(match kind {
                     // DPDK's AF_PACKET driver does not learn the state of checksums.
                     DeviceKind::DpdkPacket => VethPair::as_on_a_wire(&config).unwrap(),
-                    _ => VethPair::new(&config).unwrap(),
+                    DeviceKind::Packet => VethPair::new(&config).unwrap(),
+                    // A queue for each network core.
+                    _ => VethPair::with_queues(&config, run::cores()).unwrap(),
                 })
             }
         }
