@@ -415,7 +415,7 @@ impl ServerOptions {
             let join = |thread: std::thread::ScopedJoinHandle<'_, std::io::Result<()>>| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
-            threads.into_iter().map(join).collect::<std::io::Result<()>>()
+            threads.into_iter().try_for_each(join)
         })
         .map_err(explain)
     }

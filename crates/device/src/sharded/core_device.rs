@@ -111,7 +111,7 @@ impl CoreDevice {
         &mut self,
         queue: Option<Box<dyn Device>>,
     ) -> io::Result<Option<Box<dyn Device>>> {
-        if let Some(fd) = self.queue.as_ref().and_then(|queue| queue.wake_fd()) {
+        if let Some(fd) = self.queue.as_ref().and_then(Device::wake_fd) {
             epoll::delete(&self.wake_epoll, fd)?;
         }
         if let Some(queue) = &queue {
@@ -310,7 +310,7 @@ impl Device for CoreDevice {
     }
 
     fn has_unsent_frames(&mut self) -> bool {
-        self.queue.as_mut().is_some_and(|queue| queue.has_unsent_frames())
+        self.queue.as_mut().is_some_and(Device::has_unsent_frames)
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
@@ -323,8 +323,7 @@ impl Device for CoreDevice {
             || self.dispatcher.may_deliver_parked(&self.flow_steering)
             || !self.uplinks.is_empty()
             || self.flow_steering.queue_requests().is_pending(self.core);
-        let idle =
-            !has_work && self.queue.as_mut().map_or(Ok(true), |queue| queue.prepare_sleep())?;
+        let idle = !has_work && self.queue.as_mut().map_or(Ok(true), Device::prepare_sleep)?;
         if !idle {
             bells.iter().for_each(|bell| bell.disarm());
         }
@@ -340,7 +339,7 @@ impl Device for CoreDevice {
     }
 
     fn take_over(&mut self) -> io::Result<()> {
-        self.queue.as_mut().map_or(Ok(()), |queue| queue.take_over())
+        self.queue.as_mut().map_or(Ok(()), Device::take_over)
     }
 
     fn as_sharded(&mut self) -> Option<&mut dyn ShardedDevice> {

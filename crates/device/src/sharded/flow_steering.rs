@@ -173,10 +173,9 @@ impl FlowSteering {
     pub fn park(&self, core: usize, ports: &[LocalPort]) -> io::Result<()> {
         ports.iter().for_each(|&port| self.table.park(port, core));
         let unchanged = || ports.iter().map(|&port| (port, 0));
-        let others = (0..self.cores()).filter(|&other| other != core);
+        let mut others = (0..self.cores()).filter(|&other| other != core);
         others
-            .map(|other| self.wait_for_round(other))
-            .collect::<io::Result<()>>()
+            .try_for_each(|other| self.wait_for_round(other))
             .inspect_err(|_| self.hand_over(core, core, unchanged()))
     }
 

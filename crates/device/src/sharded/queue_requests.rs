@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::OpenDevice;
 
-/// What a core is asked for.
+/// Request to one core.
 pub(super) enum QueueRequest {
     /// To close its queue. The core goes on without one.
     Close,
@@ -15,7 +15,7 @@ pub(super) enum QueueRequest {
     Open(OpenDevice),
 }
 
-/// Request to one core.
+/// Request to one core, and its result.
 #[derive(Default)]
 struct Slot {
     /// A request waits: read in each round, without the lock.
