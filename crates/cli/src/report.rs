@@ -89,6 +89,7 @@ fn core_json(core: &NetCounters) -> Value {
         "received": core.device.received,
         "passed_on": core.device.passed_on,
         "delivered": core.stack.delivered,
+        "handled": core.stack.handled,
         "transmitted": core.device.transmitted,
     })
 }

@@ -4,14 +4,15 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, UdpSocket};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::run::Daemon;
-use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run};
+use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, files, url};
 
 const REDIS: [&str; 8] =
     ["redis-server", "--save", "", "--protected-mode", "no", "--bind", "0.0.0.0", "::"];
@@ -280,4 +281,46 @@ fn server_reads_a_queue_on_each_core() {
         let with_queue = of_cores("passed_on").into_iter().filter(|&passed| passed > 0).count();
         assert_eq!(with_queue, queues, "{report}");
     }
+}
+
+/// Streams on a server whose cores have a queue each: echo, and files by HTTP.
+#[test]
+fn stream_servers_run_on_each_core() {
+    if !can_run("streams", &["curl"]) {
+        return;
+    }
+    let testbed = Testbed::with_queues(2);
+    let server =
+        testbed.serve(DeviceKind::Xdp, &["echo", "--tcp", "--listen", "7", "--cores", "2"]);
+    for server in [SERVER_V4, SERVER_V6] {
+        let address = SocketAddr::new(server.parse().unwrap(), 7);
+        let exchange = || {
+            let connect = |_| TcpStream::connect(address).unwrap();
+            let mut streams: Vec<_> = (0..32).map(connect).collect();
+            for (number, stream) in (0_u8..).zip(&mut streams) {
+                stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+                stream.write_all(&[number; 3000]).unwrap();
+                let mut reply = [0; 3000];
+                stream.read_exact(&mut reply).unwrap();
+                assert_eq!(reply, [number; 3000]);
+            }
+        };
+        testbed.client().enter(exchange).unwrap();
+    }
+    let report = server.stop();
+    let cores = report["cores"].as_array().unwrap();
+    assert!(cores.iter().all(|core| core["handled"].as_u64() > Some(100)), "{report}");
+
+    let files = files();
+    let root = files.path().to_str().unwrap();
+    let http = ["http", "--root", root, "--cores", "2", "--core-cpus", "0,1"];
+    let server = testbed.serve(DeviceKind::Xdp, &http);
+    for address in [SERVER_V4, SERVER_V6] {
+        for _ in 0..16 {
+            let output = testbed.try_tool("curl", &["-sf", &url(address, "/large")]);
+            assert!(output.status.success() && output.stdout.len() == 3_000_000);
+        }
+    }
+    let report = server.stop();
+    assert_eq!(report["requests"], 32, "{report}");
 }
