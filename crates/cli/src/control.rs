@@ -161,8 +161,32 @@ impl Controllable for Net {
 
     fn move_process(&self, _: u32, _: usize) -> io::Result<()> {
         let reason =
-            "a server without the daemon has one network core: use --move only with the daemon";
+            "a server without the daemon serves no applications: use --move only with the daemon";
         Err(io::Error::new(io::ErrorKind::Unsupported, reason))
+    }
+}
+
+/// Stacks of a server with several network cores, the first one's first.
+#[derive(Clone)]
+pub(crate) struct NetCores(pub(crate) Vec<Net>);
+
+impl Controllable for NetCores {
+    fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
+        let mut states = self.0.iter().map(|net| Controllable::gate(net, settings));
+        let mut all = states.next().unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))?;
+        for state in states {
+            all.counters.add(&state?.counters);
+        }
+        Ok(all)
+    }
+
+    /// The first core refuses frames for all.
+    fn set_admission(&self, classes: &admission::Config) -> io::Result<()> {
+        self.0.first().map_or(Ok(()), |net| net.set_admission(classes))
+    }
+
+    fn move_process(&self, pid: u32, core: usize) -> io::Result<()> {
+        self.0.first().map_or(Ok(()), |net| net.move_process(pid, core))
     }
 }
 

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tidegate::gate::GateCounters;
 use tidegate::gate::admission::ClassCounters;
-use tidegate::{DropCounters, DropReason, Net};
+use tidegate::{DropCounters, DropReason, Net, NetCounters};
 use tidegate_apps::ServeCounters;
 use tidegate_device::DeviceCounters;
 
@@ -31,30 +31,36 @@ impl ServeReport {
         Self { json, drops: DropCounters::new() }
     }
 
-    /// Report of a server on Tidegate.
-    pub(crate) fn tidegate(name: &str, served: &ServeCounters, net: &Net) -> Self {
-        let counters = net.counters();
+    /// Report of a server on Tidegate, with a stack for each network core.
+    pub(crate) fn tidegate(name: &str, served: &ServeCounters, nets: &[Net]) -> Self {
+        let cores: Vec<NetCounters> = nets.iter().map(Net::counters).collect();
         // After the counters: the device learns its real mode of operation from the kernel.
-        let capabilities = net.capabilities();
-        let drops = counters.drops();
+        let capabilities = nets[0].capabilities();
+        let sum = |of: fn(&NetCounters) -> u64| cores.iter().map(of).sum::<u64>();
+        let (mut drops, mut gate) = (DropCounters::new(), GateCounters::default());
+        for core in &cores {
+            drops.merge(&core.drops());
+            gate.add(&core.gate);
+        }
         let json = json!({
             "server": name,
             "port": capabilities.kind,
             "detail": capabilities.detail,
             "requests": served.requests.load(Ordering::Relaxed),
             "answers": served.replies.load(Ordering::Relaxed),
-            "received": counters.device.received,
-            "transmitted": counters.device.transmitted,
-            "delivered": counters.stack.delivered,
-            "handled": counters.stack.handled,
-            "rounds": counters.engine.rounds,
-            "busy_rounds": counters.engine.busy_rounds,
-            "sleeps": counters.engine.sleeps,
-            "unreadable_neighbours": counters.engine.unreadable_neighbours,
-            "gate": gate_json(&counters.gate),
-            "classes": classes_json(&counters.classes),
+            "received": sum(|core| core.device.received),
+            "transmitted": sum(|core| core.device.transmitted),
+            "delivered": sum(|core| core.stack.delivered),
+            "handled": sum(|core| core.stack.handled),
+            "rounds": sum(|core| core.engine.rounds),
+            "busy_rounds": sum(|core| core.engine.busy_rounds),
+            "sleeps": sum(|core| core.engine.sleeps),
+            "unreadable_neighbours": sum(|core| core.engine.unreadable_neighbours),
+            "gate": gate_json(&gate),
+            "classes": classes_json(&cores[0].classes),
             "drops": drops_json(&drops),
-            "device": driver_json(&counters.device),
+            "device": driver_json(&cores[0].device),
+            "cores": cores.iter().map(core_json).collect::<Vec<_>>(),
         });
         Self { json, drops }
     }
@@ -75,6 +81,17 @@ impl ServeReport {
         }
         Ok(())
     }
+}
+
+/// Packets of one network core as JSON.
+fn core_json(core: &NetCounters) -> Value {
+    json!({
+        "received": core.device.received,
+        "passed_on": core.device.passed_on,
+        "delivered": core.stack.delivered,
+        "handled": core.stack.handled,
+        "transmitted": core.device.transmitted,
+    })
 }
 
 /// Counters of the gate as JSON.

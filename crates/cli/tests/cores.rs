@@ -4,13 +4,15 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::run::Daemon;
-use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run};
+use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, files, url};
 
 const REDIS: [&str; 8] =
     ["redis-server", "--save", "", "--protected-mode", "no", "--bind", "0.0.0.0", "::"];
@@ -65,8 +67,12 @@ fn applications_migrate_between_cores_under_load() {
     if !can_run("cores", &["redis-server", "redis-benchmark", "memcached", "nc"]) {
         return;
     }
-    for io in ["xdp", "packet"] {
-        let testbed = Testbed::new(if io == "xdp" { DeviceKind::Xdp } else { DeviceKind::Packet });
+    let testbeds = [
+        ("xdp", Testbed::new(DeviceKind::Xdp)),
+        ("xdp", Testbed::with_queues(2)),
+        ("packet", Testbed::new(DeviceKind::Packet)),
+    ];
+    for (io, testbed) in testbeds {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
         let flags = ["--io", io, "--cores", "2", "--control", control.to_str().unwrap()];
@@ -232,4 +238,89 @@ fn several_cores_reject_shared_addresses() {
     command.args(["daemon", "--cores", "1-2", "--shared", "--iface", testbed.device(), "--socket"]);
     let refused = command.arg(folder.path().join("daemon.sock")).output().unwrap();
     assert!(output_text(&refused).contains("one network core"), "{}", output_text(&refused));
+}
+
+/// A server whose cores have a queue each: every flow is answered, whatever its queue.
+#[test]
+fn server_reads_a_queue_on_each_core() {
+    if !can_run("queues", &[]) {
+        return;
+    }
+    for (queues, cores) in [(2, 2), (2, 3), (1, 2)] {
+        let testbed = Testbed::with_queues(queues);
+        let (listen, count) = (["echo", "--listen", "7777", "--cores"], cores.to_string());
+        let arguments = [&listen[..], &[&count]].concat();
+        let server = testbed.serve(DeviceKind::Xdp, &arguments);
+        for server in [SERVER_V4, SERVER_V6] {
+            let address = SocketAddr::new(server.parse().unwrap(), 7777);
+            let any = if server.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+            let exchange = || {
+                for number in 0..64_u8 {
+                    let socket = UdpSocket::bind(any).unwrap();
+                    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+                    socket.connect(address).unwrap();
+                    for size in [1, 100, 1400] {
+                        socket.send(&vec![number; size]).unwrap();
+                        let mut reply = [0; 2000];
+                        let len = socket.recv(&mut reply).unwrap();
+                        assert_eq!(reply[..len], vec![number; size]);
+                    }
+                }
+            };
+            testbed.client().enter(exchange).unwrap();
+        }
+        let report = server.stop();
+        let of_cores = |field: &str| -> Vec<u64> {
+            let cores = report["cores"].as_array().unwrap();
+            cores.iter().map(|core| core[field].as_u64().unwrap()).collect()
+        };
+        assert_eq!(report["answers"], 2 * 64 * 3, "{report}");
+        assert_eq!(of_cores("delivered").iter().sum::<u64>(), 2 * 64 * 3, "{report}");
+        assert!(of_cores("delivered").iter().all(|&core| core > 0), "{report}");
+        // Cores without a queue send through the first one.
+        let with_queue = of_cores("passed_on").into_iter().filter(|&passed| passed > 0).count();
+        assert_eq!(with_queue, queues, "{report}");
+    }
+}
+
+/// Streams on a server whose cores have a queue each: echo, and files by HTTP.
+#[test]
+fn stream_servers_run_on_each_core() {
+    if !can_run("streams", &["curl"]) {
+        return;
+    }
+    let testbed = Testbed::with_queues(2);
+    let server =
+        testbed.serve(DeviceKind::Xdp, &["echo", "--tcp", "--listen", "7", "--cores", "2"]);
+    for server in [SERVER_V4, SERVER_V6] {
+        let address = SocketAddr::new(server.parse().unwrap(), 7);
+        let exchange = || {
+            let connect = |_| TcpStream::connect(address).unwrap();
+            let mut streams: Vec<_> = (0..32).map(connect).collect();
+            for (number, stream) in (0_u8..).zip(&mut streams) {
+                stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+                stream.write_all(&[number; 3000]).unwrap();
+                let mut reply = [0; 3000];
+                stream.read_exact(&mut reply).unwrap();
+                assert_eq!(reply, [number; 3000]);
+            }
+        };
+        testbed.client().enter(exchange).unwrap();
+    }
+    let report = server.stop();
+    let cores = report["cores"].as_array().unwrap();
+    assert!(cores.iter().all(|core| core["handled"].as_u64() > Some(100)), "{report}");
+
+    let files = files();
+    let root = files.path().to_str().unwrap();
+    let http = ["http", "--root", root, "--cores", "2", "--core-cpus", "0,1"];
+    let server = testbed.serve(DeviceKind::Xdp, &http);
+    for address in [SERVER_V4, SERVER_V6] {
+        for _ in 0..16 {
+            let output = testbed.try_tool("curl", &["-sf", &url(address, "/large")]);
+            assert!(output.status.success() && output.stdout.len() == 3_000_000);
+        }
+    }
+    let report = server.stop();
+    assert_eq!(report["requests"], 32, "{report}");
 }

@@ -100,6 +100,8 @@ pub struct DeviceCounters {
     pub received: u64,
     /// Bytes of the received frames.
     pub received_bytes: u64,
+    /// Received frames that were passed on to other cores.
+    pub passed_on: u64,
     /// Frames that were transmitted.
     pub transmitted: u64,
     /// Bytes of the transmitted frames.
@@ -123,6 +125,9 @@ pub enum HandoverState {
     /// TAP or TUN device, which exists as long as any process holds this descriptor.
     Tap(OwnedFd),
 }
+
+/// Function that opens a device with the arena of its frames.
+pub type OpenDevice = Box<dyn FnOnce(&mut Arena) -> io::Result<Box<dyn Device>> + Send>;
 
 /// A source and sink of raw frames.
 ///
@@ -234,6 +239,12 @@ pub trait Device: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Offers the receive queues of the interface that are meant for the cores 1, 2, …, each with an
+    /// arena of its own. No queue is offered twice. They are closed before this device is.
+    fn offer_queues(&mut self) -> Vec<OpenDevice> {
+        Vec::new()
+    }
+
     /// Early drop, before a frame costs processor time in the stack; `None` on devices without
     /// it.
     fn early_drop(&mut self) -> Option<&mut dyn admission::EarlyDrop> {
@@ -279,6 +290,9 @@ pub trait ShardedDevice {
     /// # Errors
     /// When the device is unusable.
     fn replace_inner(&mut self, device: Box<dyn Device>) -> io::Result<Box<dyn Device>>;
+
+    /// Number of cores that may have a receive queue of their own.
+    fn queue_cores(&self) -> usize;
 
     /// As [`Device::receive`], but delivers only frames that `filter` leaves in its burst, to this
     /// core or another one.
@@ -339,6 +353,9 @@ impl<P: Device + ?Sized> Device for Box<P> {
     }
     fn set_steering(&mut self, rule: &steering::SteeringRule, take: bool) -> io::Result<()> {
         (**self).set_steering(rule, take)
+    }
+    fn offer_queues(&mut self) -> Vec<OpenDevice> {
+        (**self).offer_queues()
     }
     fn early_drop(&mut self) -> Option<&mut dyn admission::EarlyDrop> {
         (**self).early_drop()

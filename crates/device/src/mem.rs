@@ -116,16 +116,19 @@ pub struct MemDevice {
 /// When the process has no file descriptor left, the capacity is not a power of two, or the
 /// MTU does not fit a frame.
 pub fn wire(config: &MemConfig) -> io::Result<(MemDevice, MemDevice)> {
-    wire_between(config, Arc::new(Doorbell::new()?), Arc::new(Doorbell::new()?))
+    let doorbells = [Arc::new(Doorbell::new()?), Arc::new(Doorbell::new()?)];
+    wire_between(config, doorbells, [config.capacity; 2])
 }
 
-/// As [`wire`], with the doorbells that wake the two ends.
+/// As [`wire`], with the doorbells that wake the two ends, and the ring capacity from each end.
 pub(crate) fn wire_between(
     config: &MemConfig,
-    doorbell_a: Arc<Doorbell>,
-    doorbell_b: Arc<Doorbell>,
+    [doorbell_a, doorbell_b]: [Arc<Doorbell>; 2],
+    capacities: [usize; 2],
 ) -> io::Result<(MemDevice, MemDevice)> {
-    if !config.capacity.is_power_of_two() || config.mtu + LINK_HEADER_BYTES > MAX_FRAME_BYTES {
+    if !capacities.iter().all(|capacity| capacity.is_power_of_two())
+        || config.mtu + LINK_HEADER_BYTES > MAX_FRAME_BYTES
+    {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!(
@@ -134,8 +137,7 @@ pub(crate) fn wire_between(
             ),
         ));
     }
-    let (a_to_b, from_a) = ring(config.capacity, Slot::new);
-    let (b_to_a, from_b) = ring(config.capacity, Slot::new);
+    let [(a_to_b, from_a), (b_to_a, from_b)] = capacities.map(|capacity| ring(capacity, Slot::new));
     let end = |mac, incoming, outgoing, own_doorbell, peer_doorbell| MemDevice {
         capabilities: Capabilities {
             kind: "mem",

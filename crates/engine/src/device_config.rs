@@ -2,7 +2,7 @@
 
 use std::io;
 
-use tidegate_device::Device;
+pub use tidegate_device::OpenDevice;
 use tidegate_device::dpdk::{self, DpdkConfig};
 use tidegate_device::mem::MemDevice;
 #[cfg(feature = "packet")]
@@ -10,7 +10,7 @@ use tidegate_device::packet::PacketConfig;
 use tidegate_device::tap::TapConfig;
 #[cfg(feature = "xdp")]
 use tidegate_device::xdp::XdpConfig;
-use tidegate_memory::{Arena, FrameSize};
+use tidegate_memory::FrameSize;
 
 /// Device of a stack.
 #[non_exhaustive]
@@ -34,9 +34,6 @@ pub enum DeviceConfig {
     /// Any other device.
     Custom(OpenDevice),
 }
-
-/// Function that opens a device with the arena of its frames.
-pub type OpenDevice = Box<dyn FnOnce(&mut Arena) -> io::Result<Box<dyn Device>> + Send>;
 
 impl DeviceConfig {
     /// Size of packet buffers for frames of one packet each.
@@ -70,6 +67,18 @@ impl DeviceConfig {
             #[cfg(feature = "packet")]
             Self::Packet(config) => Some(&config.interface),
             _ => None,
+        }
+    }
+
+    /// Shares the receive queues of the interface out among network cores, as far as the kind of
+    /// device can.
+    pub(crate) fn share_queues(&mut self, cores: usize) {
+        match self {
+            #[cfg(feature = "xdp")]
+            Self::Xdp(config) => config.cores = cores,
+            #[cfg(all(feature = "packet", feature = "xdp"))]
+            Self::Auto(config) => config.cores = cores,
+            _ => {}
         }
     }
 

@@ -57,9 +57,9 @@ pub struct SleepPlan {
     pub receive_paused: bool,
 }
 
-/// Frames after which those passed on before have been processed: more than the link of two cores
-/// holds.
-const MAX_DRAINED_FRAMES: usize = 4096;
+/// Frames after which those passed on before have been processed: twice as many as all links to one
+/// core hold, since half of them may come from a queue of the own.
+const MAX_DRAINED_FRAMES: usize = 8192;
 
 /// Descriptors to sleep on.
 #[derive(Debug, Default)]

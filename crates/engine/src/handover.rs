@@ -144,6 +144,11 @@ impl Engine {
     /// # Errors
     /// See [`OpenError`]; the call can be repeated.
     pub fn reopen_device(&mut self, mut config: NetConfig) -> Result<(), OpenError> {
+        if let Some(sharded) = self.device.as_sharded()
+            && config.wrappers.is_empty()
+        {
+            config.device.share_queues(sharded.queue_cores());
+        }
         let device = open_wrapped_device(&mut config, &mut self.handover_state, &mut self.arena)?;
         self.replace_device(device).map_err(OpenError::Io)?;
         // A successor that has failed may have shown itself.

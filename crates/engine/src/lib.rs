@@ -48,7 +48,7 @@ pub use idle::{CpuContention, IdleConfig, IdleGovernor, IdleStep, pause};
 pub use idle_detector::IdleDetector;
 pub use kernel_port::{BoundPort, HeldSocket, KernelPort};
 pub use neighbours::{KernelNeighbours, NeighbourResolver};
-pub use open::{DeviceWrapper, NetConfig, OpenError};
+pub use open::{DeviceWrapper, NetConfig, OpenError, OpenHook};
 pub use prepared::{PreparedEngine, open};
 pub use priority::Priority;
 pub use sharded::{PreparedEngines, ShardedStacks, open_sharded};

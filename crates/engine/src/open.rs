@@ -24,10 +24,14 @@ use crate::{Clock, DeviceConfig, EngineConfig, IdleConfig, NeighbourResolver};
 /// Function that wraps an open device: fault injection, tracing, capture.
 pub type DeviceWrapper = Box<dyn FnOnce(Box<dyn Device>) -> io::Result<Box<dyn Device>> + Send>;
 
+/// Function that is called once the device is open.
+pub type OpenHook = Box<dyn FnOnce() -> io::Result<()> + Send>;
+
 /// Configuration of a stack and its engine.
 pub struct NetConfig {
     pub(crate) device: DeviceConfig,
     pub(crate) wrappers: Vec<DeviceWrapper>,
+    pub(crate) open_hook: Option<OpenHook>,
     pub(crate) addresses: Vec<IpCidr>,
     pub(crate) routes: Vec<Route>,
     pub(crate) ownership: AddressOwnership,
@@ -54,6 +58,7 @@ impl NetConfig {
         Self {
             device,
             wrappers: Vec::new(),
+            open_hook: None,
             addresses: Vec::new(),
             routes: Vec::new(),
             ownership: AddressOwnership::Exclusive,
@@ -210,6 +215,14 @@ impl NetConfig {
     #[must_use]
     pub fn seed(mut self, seed: [u8; 16]) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Calls this function once the device is open, with the queues of all network cores: it may give
+    /// up what opening needs. Only the last function set is called.
+    #[must_use]
+    pub fn once_open(mut self, hook: OpenHook) -> Self {
+        self.open_hook = Some(hook);
         self
     }
 

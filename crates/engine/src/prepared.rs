@@ -8,7 +8,7 @@ use tidegate_memory::{Arena, HEADROOM_BYTES};
 use tidegate_stack::{AddressOwnership, Config, Route, Stack, StackSnapshot};
 use tidegate_wire::{IpCidr, MacAddr};
 
-use crate::open::random_seed;
+use crate::open::{OpenHook, random_seed};
 use crate::open_device::{open_wrapped_device, prepare_takeover};
 use crate::{
     AddressReservations, DeviceConfig, Engine, IdleConfig, InheritedDevice, KernelNeighbours,
@@ -163,6 +163,7 @@ impl PreparedEngine {
         if self.device.is_none() {
             let Self { config, handover_state, arena, .. } = self;
             self.device = Some(open_wrapped_device(config, handover_state, arena)?);
+            call_hook(config.open_hook.take())?;
         }
         Ok(())
     }
@@ -237,6 +238,14 @@ pub(crate) fn open_secondary(config: NetConfig) -> Result<(Engine, PortClaims), 
     let mut prepared = PreparedEngine::new(config)?;
     prepared.open_device()?;
     prepared.start(|config, now_ns, _| Ok(Stack::new(config, now_ns)?))
+}
+
+/// Calls the hook of an open device, if it has one.
+///
+/// # Errors
+/// That of the hook.
+pub(crate) fn call_hook(hook: Option<OpenHook>) -> Result<(), OpenError> {
+    hook.map_or(Ok(()), |hook| hook()).map_err(OpenError::Io)
 }
 
 /// Receives all waiting frames of a device, burst by burst.

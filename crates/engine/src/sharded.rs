@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 
 use tidegate_device::Device;
-use tidegate_device::sharded::{Flow, FlowSteering, LocalPort, SecondaryDevice, shard};
+use tidegate_device::sharded::{CoreDevice, Flow, FlowSteering, LocalPort, shard};
 use tidegate_device::steering::TransportProtocol;
 use tidegate_stack::{AddressOwnership, PortGroups, StackSnapshot, Transport};
 use tidegate_wire::MacAddr;
 
 use crate::claim::PortClaims;
-use crate::open::{NetConfig, OpenError};
-use crate::prepared::{PreparedEngine, open_secondary};
+use crate::open::{NetConfig, OpenError, OpenHook};
+use crate::prepared::{PreparedEngine, call_hook, open_secondary};
 use crate::{DeviceConfig, Engine, EngineConfig};
 
 /// Engines and stacks that share one device.
@@ -35,7 +35,7 @@ pub fn open_sharded(config: NetConfig, cores: usize) -> Result<ShardedStacks, Op
 }
 
 /// Flow steering and devices of the secondary cores, sent when the primary device is open.
-type SecondaryDevices = (Arc<FlowSteering>, Vec<SecondaryDevice>);
+type SecondaryDevices = (Arc<FlowSteering>, Vec<CoreDevice>);
 
 /// As [`PreparedEngine`], for one core or several.
 pub struct PreparedEngines {
@@ -43,6 +43,8 @@ pub struct PreparedEngines {
     secondaries: Vec<NetConfig>,
     /// Receives the secondary devices; `None` with one core.
     secondary_devices: Option<mpsc::Receiver<SecondaryDevices>>,
+    /// Called once the devices of all cores are open.
+    open_hook: Option<OpenHook>,
 }
 
 impl PreparedEngines {
@@ -53,15 +55,26 @@ impl PreparedEngines {
     pub fn new(mut config: NetConfig, cores: usize) -> Result<Self, OpenError> {
         if cores == 1 {
             let primary = PreparedEngine::new(config)?;
-            return Ok(Self { primary, secondaries: Vec::new(), secondary_devices: None });
+            return Ok(Self {
+                primary,
+                secondaries: Vec::new(),
+                secondary_devices: None,
+                open_hook: None,
+            });
         }
         if config.ownership == AddressOwnership::Shared {
             return Err(OpenError::SharedAddressMultiCore);
         }
         let secondaries = (1..cores).map(|_| secondary_config(&config)).collect();
+        let open_hook = config.open_hook.take();
         let (sender, receiver) = mpsc::channel();
+        // A wrapper sees the frames of one queue only.
+        if config.wrappers.is_empty() {
+            config.device.share_queues(cores);
+        }
         config = config.wrap(Box::new(move |device| {
-            let (primary, secondaries) = shard(device, cores)?;
+            let mut secondaries = shard(device, cores)?;
+            let primary = secondaries.remove(0);
             // The thread that opens the device waits for this message.
             let _ = sender.send((primary.flow_steering(), secondaries));
             Ok(Box::new(primary) as Box<dyn Device>)
@@ -70,6 +83,7 @@ impl PreparedEngines {
             primary: PreparedEngine::new(config)?,
             secondaries,
             secondary_devices: Some(receiver),
+            open_hook,
         })
     }
 
@@ -93,8 +107,7 @@ impl PreparedEngines {
     /// # Errors
     /// As [`PreparedEngine::begin`].
     pub fn begin(self) -> Result<ShardedStacks, OpenError> {
-        let Self { primary, secondaries, secondary_devices } = self;
-        start_secondaries(primary.begin()?, secondaries, secondary_devices)
+        self.start(PreparedEngine::begin)
     }
 
     /// As [`PreparedEngines::begin`], but the primary core continues with the stack that another
@@ -103,8 +116,17 @@ impl PreparedEngines {
     /// # Errors
     /// As [`PreparedEngine::restore`].
     pub fn go_on(self, snapshot: StackSnapshot<'_>) -> Result<ShardedStacks, OpenError> {
-        let Self { primary, secondaries, secondary_devices } = self;
-        start_secondaries(primary.restore(snapshot)?, secondaries, secondary_devices)
+        self.start(|primary| primary.restore(snapshot))
+    }
+
+    fn start(
+        self,
+        start_primary: impl FnOnce(PreparedEngine) -> Result<(Engine, PortClaims), OpenError>,
+    ) -> Result<ShardedStacks, OpenError> {
+        let Self { primary, secondaries, secondary_devices, open_hook } = self;
+        let stacks = start_secondaries(start_primary(primary)?, secondaries, secondary_devices)?;
+        call_hook(open_hook)?;
+        Ok(stacks)
     }
 }
 
@@ -124,9 +146,11 @@ fn start_secondaries(
     let (flow_steering, devices) = opened.map_err(OpenError::Io)?;
     let claims = |core| PortClaims::for_core(Arc::clone(&flow_steering), core);
     let mut all = vec![(engine, claims(0))];
-    for (mut config, device) in secondaries.into_iter().zip(devices) {
-        let boxed = move |device: SecondaryDevice| Ok(Box::new(device) as Box<dyn Device>);
-        config.device = DeviceConfig::Custom(Box::new(move |_| boxed(device)));
+    for (mut config, mut device) in secondaries.into_iter().zip(devices) {
+        config.device = DeviceConfig::Custom(Box::new(move |arena| {
+            device.open_queue(arena)?;
+            Ok(Box::new(device))
+        }));
         let (mut engine, _) = open_secondary(config)?;
         // Values derived from these secrets that one stack sent to a peer bind all stacks.
         engine.parts().0.set_tcp_secrets(secrets);
@@ -195,6 +219,7 @@ fn secondary_config(config: &NetConfig) -> NetConfig {
     NetConfig {
         device: DeviceConfig::Custom(Box::new(move |_| Err(not_open()))),
         wrappers: Vec::new(),
+        open_hook: None,
         addresses: config.addresses.clone(),
         routes: config.routes.clone(),
         ownership: config.ownership,

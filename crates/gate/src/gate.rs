@@ -51,6 +51,18 @@ pub struct GateCounters {
     pub share_lifted: u64,
 }
 
+impl GateCounters {
+    /// Adds the counters of another core.
+    pub fn add(&mut self, other: &Self) {
+        self.interrupts += other.interrupts;
+        self.receive_turns += other.receive_turns;
+        self.yields += other.yields;
+        self.paused_by_feedback += other.paused_by_feedback;
+        self.paused_by_share += other.paused_by_share;
+        self.share_lifted += other.share_lifted;
+    }
+}
+
 /// Receive scheduler of one core: when to poll, and how many packets to take.
 ///
 /// The caller performs the action returned by [`Gate::next`] and reports the number of packets

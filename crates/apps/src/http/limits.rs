@@ -69,6 +69,16 @@ impl HttpLimits {
         self.memory_bytes.saturating_add(self.memory_bytes / 3)
     }
 
+    /// Part of one of several cores that serve together: `connections` and memory are divided.
+    pub fn share_of(self, cores: usize) -> Self {
+        let cores = cores.max(1);
+        Self {
+            max_connections: self.max_connections.div_ceil(cores),
+            memory_bytes: self.memory_bytes / cores,
+            ..self
+        }
+    }
+
     /// Lowers the number of connections to `max_connections`.
     pub(super) fn within_descriptors(self, max_connections: usize) -> Self {
         Self { max_connections: self.max_connections.min(max_connections), ..self }

@@ -111,8 +111,9 @@ fn run<L: HttpListener>(
             tokio::spawn(accept(listener, Arc::clone(service), Arc::clone(&ledger)))
         });
         let accepting: Vec<_> = accepting.collect();
+        let mut limits_seen = 0;
         while !stop.load(Ordering::Relaxed) {
-            if let Some(limits) = service.take_new_limits() {
+            if let Some(limits) = service.new_limits(&mut limits_seen) {
                 ledger.set_limits(limits.within_descriptors(max_connections));
             }
             if let Ok(ended) = timeout(STOP_CHECK_INTERVAL, &mut driver).await {

@@ -70,10 +70,17 @@ type ExtraStatus = Box<dyn Fn() -> Value + Send + Sync>;
 /// symbolic link leads out of the document root.
 pub struct Service {
     document_root: RwLock<Option<Arc<DocumentRoot>>>,
-    /// Limits that the server has not yet taken.
-    new_limits: Mutex<Option<HttpLimits>>,
+    new_limits: Mutex<NewLimits>,
     counters: HttpCounters,
     extra_status: ExtraStatus,
+}
+
+/// Limits that have replaced those of the server's start.
+#[derive(Default)]
+struct NewLimits {
+    /// Number of replacements.
+    generation: u64,
+    limits: Option<HttpLimits>,
 }
 
 /// Value of the `Allow` header for files.
@@ -92,7 +99,7 @@ impl Service {
         let document_root = root.map(DocumentRoot::open).transpose()?;
         Ok(Self {
             document_root: RwLock::new(document_root.map(Arc::new)),
-            new_limits: Mutex::new(None),
+            new_limits: Mutex::default(),
             counters: HttpCounters::default(),
             extra_status: Box::new(extra_status),
         })
@@ -102,15 +109,20 @@ impl Service {
     /// open connections keep theirs.
     pub fn replace_settings(&self, root: Option<DocumentRoot>, limits: HttpLimits) {
         *self.document_root.write().unwrap_or_else(PoisonError::into_inner) = root.map(Arc::new);
-        *self.lock_new_limits() = Some(limits);
+        let mut new = self.lock_new_limits();
+        new.generation += 1;
+        new.limits = Some(limits);
     }
 
-    /// Takes limits that have replaced those of the server.
-    pub(super) fn take_new_limits(&self) -> Option<HttpLimits> {
-        self.lock_new_limits().take()
+    /// Limits that have replaced those of the `seen` generation, if any; each core of the server
+    /// keeps its own `seen`, 0 at first.
+    pub(super) fn new_limits(&self, seen: &mut u64) -> Option<HttpLimits> {
+        let new = self.lock_new_limits();
+        let is_new = std::mem::replace(seen, new.generation) != new.generation;
+        new.limits.filter(|_| is_new)
     }
 
-    fn lock_new_limits(&self) -> MutexGuard<'_, Option<HttpLimits>> {
+    fn lock_new_limits(&self) -> MutexGuard<'_, NewLimits> {
         self.new_limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -200,7 +200,7 @@ impl Sandbox {
             }
         };
         let sandbox = self.clone();
-        Ok(net.wrap(Box::new(move |device| sandbox.drop_bounding_set().map(|()| device))))
+        Ok(net.once_open(Box::new(move || sandbox.drop_bounding_set())))
     }
 
     /// Empties the bounding set, and the inheritable and the ambient set, of the calling thread and

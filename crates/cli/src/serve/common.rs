@@ -8,17 +8,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Args;
 use clap::builder::TypedValueParser;
 use tidegate::{
-    Distribution, Limits, Net, NetConfig, ReadersConfig, TcpListener, TcpOptions, UdpSocket,
+    Distribution, Limits, Net, NetConfig, ReadersConfig, TcpListener, TcpOptions, UdpOptions,
+    UdpSocket,
 };
 use tidegate_apps::embedded::serve_udp_and_tcp;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
 use tidegate_apps::{KernelBusyPoll, MessageLimits, Responder, ServeCounters};
+use tidegate_device::sharded::MAX_CORES;
 
 use crate::Failure;
 use crate::choices::choices;
 use crate::config;
-use crate::control::ControlSocket;
+use crate::control::{ControlSocket, NetCores};
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind, pin_to};
 use crate::output::log;
@@ -46,6 +48,13 @@ pub(crate) struct ServerOptions {
     /// Configuration file (TOML). Flags take precedence
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Number of network cores: threads with a stack of their own each, and a receive queue of their
+    /// own if the device has as many
+    #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Network cores")]
+    pub(crate) cores: usize,
+    /// Pin the network cores to these processors, round-robin
+    #[arg(long, value_name = "CPU", value_delimiter = ',', help_heading = "Network cores")]
+    core_cpus: Vec<usize>,
     /// Number of reader threads, each with its own receive queue; two or more add a thread that
     /// runs the stack
     #[arg(long, value_name = "COUNT", default_value_t = 1, help_heading = "Readers")]
@@ -156,7 +165,7 @@ impl ServerOptions {
         config::merge_file(self.host.clone(), self.config.as_deref())
     }
 
-    /// Opens a stack and its listeners, for a stream server that runs on one thread.
+    /// Opens the stacks and their listeners, for a stream server with a thread for each.
     pub(crate) fn open_stream_server(
         self,
         service: &str,
@@ -168,20 +177,23 @@ impl ServerOptions {
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
         let startup = self.startup(&host)?;
+        self.check_threads()?;
         if self.readers > 1 {
-            return Err(format!("--readers is for UDP: {service} is served by one thread").into());
+            let advice = "give --cores instead";
+            return Err(format!("--readers is for UDP: for {service} {advice}").into());
         }
         host.pin()?;
         let config = self.with_admission(host.net_config(&settings)?.limits(limits))?;
         let config = startup.sandbox.confine(config, &host)?;
-        let net = Net::open(config.own_thread(gate.network_thread()))?;
+        let nets = Net::open_cores(config.own_thread(gate.network_thread()), self.cores)?;
         let addresses = host.wildcard_addresses(port);
-        let bind = |&address| TcpListener::bind_with(&net, address, TCP_BACKLOG, options);
-        let listeners = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
-        let control = self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
+        let listeners = listen(&nets, &addresses, options)?;
+        let control = self.control.as_deref();
+        let control = control.map(|path| ControlSocket::listen(path, NetCores(nets.clone())));
         let control = control.transpose()?;
         let settings = self.net_settings();
-        Ok(StreamServer { net, listeners, addresses, startup, settings, control })
+        let cpus = self.core_cpus;
+        Ok(StreamServer { nets, listeners, cpus, addresses, startup, settings, control })
     }
 
     /// Begins the start of the server.
@@ -191,7 +203,7 @@ impl ServerOptions {
 
     /// Checks the options without opening anything.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        self.check_readers()?;
+        self.check_threads()?;
         let host = self.host_options()?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         gate.settings()?;
@@ -224,7 +236,7 @@ impl ServerOptions {
     ) -> Result<(), Failure> {
         let host = self.host_options()?;
         let startup = self.startup(&host)?;
-        self.check_readers()?;
+        self.check_threads()?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
         host.pin()?;
@@ -244,12 +256,12 @@ impl ServerOptions {
             let config = self.with_admission(host.net_config(&settings)?)?;
             let config = startup.sandbox.confine(config, &host)?;
             let own_thread = gate.network_thread() || self.has_reader_threads();
-            let net = Net::open(config.own_thread(own_thread))?;
+            let nets = Net::open_cores(config.own_thread(own_thread), self.cores)?;
             let mut reload = reload;
-            reload.push(self.net_settings().into_part(net.clone())?);
+            reload.push(self.net_settings().into_part(NetCores(nets.clone()))?);
             let run = ServerRun { name, addresses, startup, reload, served };
-            self.serve_on_tidegate(run, &net, responder, stream_limits, |e| host.explain(e))?;
-            ServeReport::tidegate(name, served, &net)
+            self.serve_on_tidegate(run, &nets, responder, stream_limits, |e| host.explain(e))?;
+            ServeReport::tidegate(name, served, &nets)
         };
         report.print(self.json)
     }
@@ -291,7 +303,7 @@ impl ServerOptions {
         print_ready(name, addresses, "kernel sockets")?;
         if self.has_reader_threads() {
             let responders = vec![responder; self.readers];
-            let on_start = |number| pin_reader(&self.reader_cpus, number);
+            let on_start = |number| pin_thread("reader", &self.reader_cpus, number);
             serve_kernel_readers(&sets, responders, MAX_DATAGRAM_BYTES, on_start, stop, served)?;
         } else {
             serve_kernel(&sets[0], &mut responder, MAX_DATAGRAM_BYTES, stop, served)?;
@@ -299,47 +311,56 @@ impl ServerOptions {
         Ok(())
     }
 
-    /// Serves datagrams, and with `stream_limits` streams of messages, on a stack until `stop`
+    /// Serves datagrams, and with `stream_limits` streams of messages, on each stack until `stop`
     /// is set.
     fn serve_on_tidegate(
         &self,
         run: ServerRun<'_>,
-        net: &Net,
-        mut responder: impl Responder + Clone + Send,
+        nets: &[Net],
+        responder: impl Responder + Clone + Send,
         stream_limits: Option<MessageLimits>,
         explain: impl Fn(std::io::Error) -> Failure,
     ) -> Result<(), Failure> {
         let ServerRun { name, addresses, startup, reload, served } = run;
         let stop = &*startup.stop();
-        let bind = |&address| UdpSocket::bind_one_family(net, address);
-        let sockets = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
-        let listen =
-            |&address| TcpListener::bind_with(net, address, TCP_BACKLOG, TcpOptions::default());
-        let stream_addresses = addresses.iter().filter(|_| stream_limits.is_some());
-        let listeners = stream_addresses.map(listen).collect::<Result<Vec<_>, _>>()?;
+        let options = UdpOptions::default().reuse_port(nets.len() > 1);
+        let bind = |net: &Net| {
+            let bind = |&address: &SocketAddr| UdpSocket::bind_with(net, address, options);
+            addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()
+        };
+        let sockets = nets.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+        let stream_addresses = if stream_limits.is_some() { addresses } else { &[] };
+        let listeners = listen(nets, stream_addresses, TcpOptions::default())?;
         let limits = stream_limits.unwrap_or_default();
-        let control = self.control.as_deref().map(|path| ControlSocket::listen(path, net.clone()));
+        let control = self.control.as_deref();
+        let control = control.map(|path| ControlSocket::listen(path, NetCores(nets.to_vec())));
         let _control = control.transpose()?;
-        net.wait_for_addresses()?;
-        let _reload = startup.finish(reload, Some(net))?;
-        print_ready_on(net, name, addresses)?;
+        nets[0].wait_for_addresses()?;
+        let _reload = startup.finish(reload, Some(&nets[0]))?;
+        print_ready_on(&nets[0], name, addresses)?;
         if !self.has_reader_threads() {
-            let responder = &mut responder;
-            return serve_udp_and_tcp(net, &sockets, &listeners, limits, responder, stop, served)
-                .map_err(explain);
+            let cores = nets.iter().zip(sockets).zip(listeners);
+            let cores = cores.map(|all| (all, responder.clone())).collect();
+            return run_on_cores(cores, &self.core_cpus, stop, |core| {
+                let (((net, sockets), listeners), mut responder) = core;
+                let responder = &mut responder;
+                serve_udp_and_tcp(net, &sockets, &listeners, limits, responder, stop, served)
+            })
+            .map_err(explain);
         }
+        let (net, sockets, listeners) = (&nets[0], &sockets[0], &listeners[0]);
         let mut stream_responder = responder.clone();
         let readers = vec![responder; self.readers];
         std::thread::scope(|scope| {
             let stream_thread = (!listeners.is_empty()).then(|| {
                 scope.spawn(|| {
                     let responder = &mut stream_responder;
-                    serve_udp_and_tcp(net, &[], &listeners, limits, responder, stop, served)
+                    serve_udp_and_tcp(net, &[], listeners, limits, responder, stop, served)
                 })
             });
-            let on_start = |number| pin_reader(&self.reader_cpus, number);
+            let on_start = |number| pin_thread("reader", &self.reader_cpus, number);
             let config = self.readers_config();
-            let result = serve_readers(&sockets, readers, config, on_start, stop, served);
+            let result = serve_readers(sockets, readers, config, on_start, stop, served);
             // Both end together, also on an error.
             stop.store(true, Ordering::Relaxed);
             let stream_result =
@@ -362,18 +383,27 @@ impl ServerOptions {
         self.readers > 1 || !self.reader_cpus.is_empty()
     }
 
-    fn check_readers(&self) -> Result<(), Failure> {
+    /// Checks the numbers and the processors of threads.
+    fn check_threads(&self) -> Result<(), Failure> {
         if self.readers == 0 || self.readers > MAX_READERS {
             return Err(format!("--readers {}: give 1 to {MAX_READERS}", self.readers).into());
         }
-        for &cpu in &self.reader_cpus {
-            // On a separate thread, so that the affinity of this thread does not change.
-            let result = std::thread::spawn(move || {
-                pin_to(cpu).map_err(|error| format!("--reader-cpus: {error}"))
-            });
-            result.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        }
+        check_cpus("--reader-cpus", &self.reader_cpus)?;
+        check_cpus("--core-cpus", &self.core_cpus)?;
         let kernel = self.host.io_kind() == IoKind::Kernel;
+        if self.cores == 0 || self.cores > MAX_CORES {
+            return Err(format!("--cores {}: give 1 to {MAX_CORES}", self.cores).into());
+        }
+        if self.cores > 1 && self.has_reader_threads() {
+            return Err("--cores and --readers: each network core reads by itself; give one of \
+                        them"
+                .into());
+        }
+        if self.cores > 1 && kernel && self.config.is_none() {
+            return Err("--cores is for Tidegate's own stack: with --io kernel give --readers \
+                        and --reuse-port"
+                .into());
+        }
         if self.reuse_port && !kernel && self.config.is_none() {
             return Err("--reuse-port is for --io kernel: on Tidegate each reader has a queue \
                         of its own without it"
@@ -391,6 +421,62 @@ impl ServerOptions {
     }
 }
 
+/// Checks that threads may run on these processors.
+fn check_cpus(flag: &'static str, cpus: &[usize]) -> Result<(), Failure> {
+    for &cpu in cpus {
+        // On a separate thread, so that the affinity of this thread does not change.
+        let result =
+            std::thread::spawn(move || pin_to(cpu).map_err(|error| format!("{flag}: {error}")));
+        result.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    }
+    Ok(())
+}
+
+/// Listens on these addresses on each stack. Several stacks share the ports.
+fn listen(
+    nets: &[Net],
+    addresses: &[SocketAddr],
+    options: TcpOptions,
+) -> std::io::Result<Vec<Vec<TcpListener>>> {
+    let options = options.reuse_port(nets.len() > 1);
+    let listen = |net: &Net| {
+        let listen = |&address| TcpListener::bind_with(net, address, TCP_BACKLOG, options);
+        addresses.iter().map(listen).collect()
+    };
+    nets.iter().map(listen).collect()
+}
+
+/// Calls `serve` for each network core, on a thread of its own if there are several. All end
+/// together, also on an error.
+fn run_on_cores<C: Send>(
+    mut cores: Vec<C>,
+    cpus: &[usize],
+    stop: &AtomicBool,
+    serve: impl Fn(C) -> std::io::Result<()> + Sync,
+) -> std::io::Result<()> {
+    if cores.len() == 1
+        && let Some(core) = cores.pop()
+    {
+        return serve(core);
+    }
+    std::thread::scope(|scope| {
+        let start = |(number, core)| {
+            let serve = &serve;
+            scope.spawn(move || {
+                pin_thread("network core", cpus, number);
+                let result = serve(core);
+                stop.store(true, Ordering::Relaxed);
+                result
+            })
+        };
+        let threads: Vec<_> = cores.into_iter().enumerate().map(start).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, std::io::Result<()>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().try_for_each(join)
+    })
+}
+
 /// Prints the ready line, by which the parent process knows that the server is serving.
 fn print_ready_on(net: &Net, name: &str, addresses: &[SocketAddr]) -> std::io::Result<()> {
     let capabilities = net.capabilities();
@@ -398,18 +484,19 @@ fn print_ready_on(net: &Net, name: &str, addresses: &[SocketAddr]) -> std::io::R
     print_ready(name, addresses, &backend)
 }
 
-/// Pins the calling reader to its processor, if `--reader-cpus` names any.
-fn pin_reader(cpus: &[usize], number: usize) {
+/// Pins the calling thread to its processor, if `cpus` names any.
+fn pin_thread(what: &str, cpus: &[usize], number: usize) {
     // Each processor was tried when the command started.
     if let Some(Err(error)) = cpus.iter().cycle().nth(number).map(|&cpu| pin_to(cpu)) {
-        log(format_args!("reader {number}: {error}"));
+        log(format_args!("{what} {number}: {error}"));
     }
 }
 
-/// Stack with TCP listeners, before it serves.
+/// Stacks with TCP listeners, before they serve.
 pub(crate) struct StreamServer {
-    pub(crate) net: Net,
-    pub(crate) listeners: Vec<TcpListener>,
+    pub(crate) nets: Vec<Net>,
+    listeners: Vec<Vec<TcpListener>>,
+    cpus: Vec<usize>,
     addresses: Vec<SocketAddr>,
     startup: Startup,
     settings: NetSettings,
@@ -418,11 +505,12 @@ pub(crate) struct StreamServer {
 
 /// Stream server that is ready.
 pub(crate) struct ReadyServer {
-    pub(crate) net: Net,
-    pub(crate) listeners: Vec<TcpListener>,
+    pub(crate) nets: Vec<Net>,
+    listeners: Vec<Vec<TcpListener>>,
+    cpus: Vec<usize>,
     pub(crate) stop: Arc<AtomicBool>,
     /// Threads that end with the server.
-    pub(crate) threads: (ServerThreads, Option<ControlSocket>),
+    _threads: (ServerThreads, Option<ControlSocket>),
 }
 
 impl StreamServer {
@@ -433,12 +521,23 @@ impl StreamServer {
         name: &str,
         mut parts: Vec<ReloadPart>,
     ) -> Result<ReadyServer, Failure> {
-        let Self { net, listeners, addresses, startup, settings, control } = self;
-        parts.push(settings.into_part(net.clone())?);
-        net.wait_for_addresses()?;
+        let Self { nets, listeners, cpus, addresses, startup, settings, control } = self;
+        parts.push(settings.into_part(NetCores(nets.clone()))?);
+        nets[0].wait_for_addresses()?;
         let stop = startup.stop();
-        let reload = startup.finish(parts, Some(&net))?;
-        print_ready_on(&net, name, &addresses)?;
-        Ok(ReadyServer { net, listeners, stop, threads: (reload, control) })
+        let reload = startup.finish(parts, Some(&nets[0]))?;
+        print_ready_on(&nets[0], name, &addresses)?;
+        Ok(ReadyServer { nets, listeners, cpus, stop, _threads: (reload, control) })
+    }
+}
+
+impl ReadyServer {
+    /// Calls `serve` for each stack with its listeners, on a thread of its own if there are several.
+    pub(crate) fn run(
+        &mut self,
+        serve: impl Fn(&Net, Vec<TcpListener>) -> std::io::Result<()> + Sync,
+    ) -> std::io::Result<()> {
+        let cores = self.nets.iter().zip(self.listeners.drain(..)).collect();
+        run_on_cores(cores, &self.cpus, &self.stop, |(net, listeners)| serve(net, listeners))
     }
 }

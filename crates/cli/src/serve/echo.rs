@@ -1,17 +1,18 @@
 //! `tidegate serve echo`.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tidegate::{Limits, TcpOptions};
+use tidegate::{Limits, Net, TcpOptions};
 use tidegate_apps::ServeCounters;
 use tidegate_apps::kernel_streams::serve_kernel_streams;
 use tidegate_apps::kernel_uring::serve_uring_echo;
 use tidegate_apps::streams::{StreamService, serve_streams};
 use tidegate_apps::work::Work;
 
-use super::common::{ReadyServer, ServerOptions, nonzero_port};
+use super::common::{ServerOptions, nonzero_port};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
@@ -114,8 +115,10 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
     }
     let options = TcpOptions::default().no_delay(true);
     let server = common.open_stream_server("TCP echo", port, options, Limits::default())?;
-    let server = server.start("echo", Vec::new())?;
-    let ReadyServer { net, listeners, stop, .. } = &server;
-    serve_streams(net, listeners, service, stop, &served).map_err(|error| host.explain(error))?;
-    ServeReport::tidegate("echo", &served, net).print(json)
+    let mut server = server.start("echo", Vec::new())?;
+    let stop = Arc::clone(&server.stop);
+    let serve =
+        |net: &Net, listeners: Vec<_>| serve_streams(net, &listeners, service, &stop, &served);
+    server.run(serve).map_err(|error| host.explain(error))?;
+    ServeReport::tidegate("echo", &served, &server.nets).print(json)
 }

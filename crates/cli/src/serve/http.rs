@@ -8,11 +8,11 @@ use std::time::Duration;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tidegate::{Limits, Net};
+use tidegate::{Limits, Net, NetCounters};
 use tidegate_apps::ServeCounters;
 use tidegate_apps::http::{DocumentRoot, HttpLimits, Service, serve_http, serve_http_kernel};
 
-use super::common::{ReadyServer, ServerOptions, nonzero_port};
+use super::common::{ServerOptions, nonzero_port};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
@@ -124,7 +124,8 @@ impl HttpCommand {
             host.pin()?;
             let service = Service::new(root, || json!({ "port": "kernel" })).map_err(at_root)?;
             let service = Arc::new(service);
-            let part = settings_part(flags, common.config.clone(), &service, limits.memory_bytes);
+            let max_memory = (1, limits.memory_bytes);
+            let part = settings_part(flags, common.config.clone(), &service, max_memory);
             let (stop, mut reload) = (startup.stop(), None);
             let addresses = host.kernel_addresses(port);
             let ready = || {
@@ -135,7 +136,8 @@ impl HttpCommand {
             serve_http_kernel(&addresses, &service, limits, &stop, ready)?;
             return ServeReport::kernel("http", &served(&service)).print(common.json);
         }
-        let json = common.json;
+        let (json, cores) = (common.json, common.cores);
+        let limits = limits.share_of(cores);
         let config = common.config.clone();
         // Reports an error of --root before the interface is touched.
         Service::new(root, || Value::Null).map_err(at_root)?;
@@ -145,15 +147,16 @@ impl HttpCommand {
             limits.tcp_options(),
             Limits::default().tcp_buffer_bytes(limits.tcp_buffer_bytes()),
         )?;
-        let net = server.net.clone();
-        let service = Arc::new(Service::new(root, move || status(&net)).map_err(at_root)?);
-        let part = settings_part(flags, config, &service, limits.memory_bytes);
-        let ReadyServer { net, listeners, stop, threads: _threads } =
-            server.start("http", vec![part])?;
+        let nets = server.nets.clone();
+        let service = Arc::new(Service::new(root, move || status(&nets)).map_err(at_root)?);
+        let part = settings_part(flags, config, &service, (cores, limits.memory_bytes));
+        let mut server = server.start("http", vec![part])?;
         root.inspect(|root| warn_unless_accessible(root));
-        serve_http(&net, listeners, &service, limits, &stop)
+        let stop = Arc::clone(&server.stop);
+        server
+            .run(|net, listeners| serve_http(net, listeners, &service, limits, &stop))
             .map_err(|error| host.explain(error))?;
-        ServeReport::tidegate("http", &served(&service), &net).print(json)
+        ServeReport::tidegate("http", &served(&service), &server.nets).print(json)
     }
 }
 
@@ -164,18 +167,19 @@ fn root_error(root: Option<&Path>, error: &io::Error) -> Failure {
     }
 }
 
-/// Part of the reload that replaces document root and limits. The buffers of TCP were sized for
-/// `max_memory_bytes` at the start, so the memory can only become less.
+/// Part of the reload that replaces document root and limits, of each core of the server. The
+/// buffers of TCP were sized for `max_memory_bytes` on each at the start, so the memory can only
+/// become less.
 fn settings_part(
     flags: HttpOptions,
     config: Option<PathBuf>,
     service: &Arc<Service>,
-    max_memory_bytes: usize,
+    (cores, max_memory_bytes): (usize, usize),
 ) -> ReloadPart {
     let service = Arc::clone(service);
     Box::new(move || {
         let options = config::merge_file(flags.clone(), config.as_deref())?;
-        let mut limits = options.limits()?;
+        let mut limits = options.limits()?.share_of(cores);
         let root = options.root.as_deref();
         let document_root =
             root.map(DocumentRoot::open).transpose().map_err(|error| root_error(root, &error))?;
@@ -194,14 +198,15 @@ fn settings_part(
 }
 
 /// Stack section of `/api/status`.
-fn status(net: &Net) -> Value {
-    let counters = net.counters();
+fn status(nets: &[Net]) -> Value {
+    let cores: Vec<NetCounters> = nets.iter().map(Net::counters).collect();
+    let sum = |of: fn(&NetCounters) -> u64| cores.iter().map(of).sum::<u64>();
     json!({
-        "port": net.capabilities().kind,
-        "received_frames": counters.device.received,
-        "transmitted_frames": counters.device.transmitted,
-        "dropped": counters.drops().total(),
-        "sleeps": counters.engine.sleeps,
+        "port": nets[0].capabilities().kind,
+        "received_frames": sum(|core| core.device.received),
+        "transmitted_frames": sum(|core| core.device.transmitted),
+        "dropped": sum(|core| core.drops().total()),
+        "sleeps": sum(|core| core.engine.sleeps),
     })
 }
 

@@ -172,10 +172,19 @@ impl Testbed {
                 Self::Veth(match kind {
                     // DPDK's AF_PACKET driver does not learn the state of checksums.
                     DeviceKind::DpdkPacket => VethPair::as_on_a_wire(&config).unwrap(),
-                    _ => VethPair::new(&config).unwrap(),
+                    DeviceKind::Packet => VethPair::new(&config).unwrap(),
+                    // A queue for each network core.
+                    _ => VethPair::with_queues(&config, run::cores()).unwrap(),
                 })
             }
         }
+    }
+
+    /// As [`Testbed::new`] for AF_XDP, with as many queues on both ends.
+    pub fn with_queues(queues: usize) -> Self {
+        let client = [format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")];
+        let config = VethConfig { a: client.into(), b: Vec::new() };
+        Self::Veth(VethPair::with_queues(&config, queues).unwrap())
     }
 
     /// Testbed without a device: the server creates the TAP device, and the client's addresses

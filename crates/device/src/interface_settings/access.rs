@@ -52,8 +52,8 @@ impl Settings {
 pub(crate) enum SettingsAccess {
     /// Files `napi_defer_hard_irqs` and `gro_flush_timeout`.
     Sysfs { defer_irqs: File, flush_timeout: File },
-    /// Netlink family `netdev`.
-    Netdev(NetdevSocket),
+    /// Netlink family `netdev`: the NAPI instances with these IDs, or all of the interface.
+    Netdev { socket: NetdevSocket, napis: Option<Vec<u32>> },
     /// Route netlink.
     Route(Socket),
 }
@@ -65,7 +65,7 @@ impl SettingsAccess {
     /// # Errors
     /// Neither is possible.
     pub(crate) fn to_deferral(interface: &InterfaceId) -> io::Result<Self> {
-        Self::to_sysfs(interface).or_else(|_| Self::to_napis())
+        Self::to_sysfs(interface).or_else(|_| Self::to_napis(None))
     }
 
     /// Access to the sizes of coalesced frames.
@@ -80,7 +80,9 @@ impl SettingsAccess {
     pub(super) fn to(settings: &Settings, interface: &InterfaceId) -> io::Result<Self> {
         match settings {
             Settings::Deferral { .. } => Self::to_sysfs(interface),
-            Settings::Napis(_) => Self::to_napis(),
+            Settings::Napis(napis) => {
+                Self::to_napis(Some(napis.iter().map(|napi| napi.id).collect()))
+            }
             Settings::Gro(_) => Self::to_gro(),
         }
     }
@@ -96,8 +98,13 @@ impl SettingsAccess {
         Ok(Self::Sysfs { defer_irqs, flush_timeout: open("gro_flush_timeout")? })
     }
 
-    fn to_napis() -> io::Result<Self> {
-        Ok(Self::Netdev(NetdevSocket::open()?))
+    /// Access to the interrupt deferral of the NAPI instances with these IDs, or of all of the
+    /// interface.
+    ///
+    /// # Errors
+    /// The kernel is older than Linux 6.13.
+    pub(crate) fn to_napis(napis: Option<Vec<u32>>) -> io::Result<Self> {
+        Ok(Self::Netdev { socket: NetdevSocket::open()?, napis })
     }
 
     /// Reads the current values.
@@ -110,8 +117,9 @@ impl SettingsAccess {
                 defer_irqs: read_number(defer_irqs)? as u32,
                 flush_timeout_ns: read_number(flush_timeout)?,
             }),
-            Self::Netdev(socket) => {
+            Self::Netdev { socket, napis: only } => {
                 let mut napis = socket.napis(interface.index)?;
+                napis.retain(|napi| only.as_ref().is_none_or(|only| only.contains(&napi.id)));
                 if napis.is_empty() {
                     return Err(io::ErrorKind::Unsupported.into());
                 }
@@ -138,7 +146,7 @@ impl SettingsAccess {
                 write_number(defer_irqs, u64::from(*irqs))?;
                 write_number(flush_timeout, *flush_timeout_ns)
             }
-            (Self::Netdev(socket), Settings::Napis(napis)) => {
+            (Self::Netdev { socket, .. }, Settings::Napis(napis)) => {
                 napis.iter().try_for_each(|napi| socket.set(napi))
             }
             (Self::Route(socket), Settings::Gro(sizes)) => {
@@ -159,7 +167,7 @@ impl SettingsAccess {
     ) -> io::Result<()> {
         match (self, original) {
             (Self::Sysfs { flush_timeout, .. }, _) => write_number(flush_timeout, flush_timeout_ns),
-            (Self::Netdev(socket), Settings::Napis(napis)) => napis
+            (Self::Netdev { socket, .. }, Settings::Napis(napis)) => napis
                 .iter()
                 .try_for_each(|napi| socket.set_flush_timeout(napi.id, flush_timeout_ns)),
             _ => Err(io::ErrorKind::InvalidInput.into()),

@@ -81,14 +81,18 @@ impl SettingsGuard {
         // Kernels without the cookie are too old for AF_XDP: no record is kept.
         let record_path = match (&folder, sys::namespace_cookie()) {
             (Some(folder), Ok(namespace)) => {
-                Some(folder.record_path(namespace, interface.index, &original))
+                let own = folder.record_path(namespace, interface.index, &original);
+                let others = folder.records_of_others(namespace, interface.index, &original);
+                for path in others.iter().chain([&own]) {
+                    if let Some(text) = record::left_behind(path)? {
+                        left_behind::restore(&text);
+                        original = access.read(&interface)?;
+                    }
+                }
+                Some(own)
             }
             _ => None,
         };
-        if let Some(text) = record_path.as_deref().map(record::left_behind).transpose()?.flatten() {
-            left_behind::restore(&text);
-            original = access.read(&interface)?;
-        }
         let Some(changed) = changed(&original) else { return Ok(None) };
         let change = SettingsChange { interface, original, changed_mark: changed.mark() };
         let text = format!("change {:016x}\n{change}", fastrand::u64(..));

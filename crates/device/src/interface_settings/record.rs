@@ -64,11 +64,31 @@ impl RecordFolder {
 
     /// Path of the record of a change in the network namespace with this cookie.
     pub(super) fn record_path(&self, namespace: u64, index: u32, settings: &Settings) -> PathBuf {
-        let group = match settings {
-            Settings::Deferral { .. } | Settings::Napis(_) => "deferral",
-            Settings::Gro(_) => "gro",
+        let mut name = group_prefix(namespace, index, settings);
+        // Each network core may change the settings of its own NAPI instances.
+        if let Settings::Napis(napis) = settings {
+            name.extend(napis.iter().map(|napi| napi.id).min().map(|id| format!("-{id}")));
+        }
+        self.path.join(name)
+    }
+
+    /// Paths of the records of changes to the same group of settings of an interface, by others than
+    /// this process.
+    pub(super) fn records_of_others(
+        &self,
+        namespace: u64,
+        index: u32,
+        settings: &Settings,
+    ) -> Vec<PathBuf> {
+        let prefix = group_prefix(namespace, index, settings);
+        let is_of_group = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            let rest = name.and_then(|name| name.strip_prefix(&prefix));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
         };
-        self.path.join(format!("{namespace}-{index}-{group}"))
+        let mut records = self.records_in(namespace);
+        records.retain(|path| is_of_group(path) && !held().contains(path));
+        records
     }
 
     /// Paths of the records of a network namespace.
@@ -80,6 +100,15 @@ impl RecordFolder {
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).filter(is_record).collect()
     }
+}
+
+/// First part of the names of all records of a group of settings.
+fn group_prefix(namespace: u64, index: u32, settings: &Settings) -> String {
+    let group = match settings {
+        Settings::Deferral { .. } | Settings::Napis(_) => "deferral",
+        Settings::Gro(_) => "gro",
+    };
+    format!("{namespace}-{index}-{group}")
 }
 
 /// Text of a record whose process has ended; `None` if there is no record.

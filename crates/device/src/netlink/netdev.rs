@@ -3,6 +3,7 @@
 //!
 //! Unlike `/sys`, netlink always refers to the network namespace of the calling thread.
 
+use std::collections::HashMap;
 use std::io;
 
 use rustix::net::netlink::SocketAddrNetlink;
@@ -25,6 +26,14 @@ const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+
+/// `NETDEV_CMD_QUEUE_GET`, its attributes, and the type of receive queues, of `linux/netdev.h`.
+const NETDEV_CMD_QUEUE_GET: u8 = 10;
+const NETDEV_A_QUEUE_ID: u16 = 1;
+const NETDEV_A_QUEUE_IFINDEX: u16 = 2;
+const NETDEV_A_QUEUE_TYPE: u16 = 3;
+const NETDEV_A_QUEUE_NAPI_ID: u16 = 4;
+const NETDEV_QUEUE_TYPE_RX: u64 = 0;
 
 /// `NETDEV_CMD_NAPI_GET` and `_SET` and their attributes, of `linux/netdev.h`.
 const NETDEV_CMD_NAPI_GET: u8 = 11;
@@ -98,6 +107,25 @@ impl NetdevSocket {
                     defer_hard_irqs: irqs as u32,
                     gro_flush_timeout_ns: timeout,
                 });
+            }
+        })?;
+        Ok(napis)
+    }
+
+    /// NAPI instances of the receive queues of an interface, as far as its driver tells.
+    pub(crate) fn receive_queue_napis(
+        &self,
+        interface_index: u32,
+    ) -> io::Result<HashMap<u32, u32>> {
+        let mut request = self.request(NETDEV_CMD_QUEUE_GET, NLM_F_DUMP);
+        request.push_attribute(NETDEV_A_QUEUE_IFINDEX, &interface_index.to_ne_bytes());
+        let mut napis = HashMap::new();
+        self.send_request(request, |body| {
+            let number = |kind| find_attribute(body, kind).and_then(parse_unsigned);
+            let is_receive = number(NETDEV_A_QUEUE_TYPE) == Some(NETDEV_QUEUE_TYPE_RX);
+            let (queue, napi) = (number(NETDEV_A_QUEUE_ID), number(NETDEV_A_QUEUE_NAPI_ID));
+            if let (true, Some(queue), Some(napi)) = (is_receive, queue, napi) {
+                napis.insert(queue as u32, napi as u32);
             }
         })?;
         Ok(napis)

@@ -11,9 +11,11 @@ use tidegate_memory::Doorbell;
 use super::LocalPort;
 use super::claimed_port::PortSharing;
 use super::flow::Flow;
+use super::queue_requests::{QueueRequest, QueueRequests};
 use super::steering_table::{SteeringTable, SteeringView};
+use crate::OpenDevice;
 
-/// Maximum duration of one receive of the primary core, which may have to wait for its processor.
+/// Maximum duration of one receive of another core, which may have to wait for its processor.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Flow steering of the cores of one device: the core of each local port, and the migration of
@@ -29,17 +31,25 @@ const ROUND_TIMEOUT: Duration = Duration::from_secs(1);
 /// stays with the core that has a socket for the flow ([`FlowSteering::begin_flow`]).
 pub struct FlowSteering {
     table: SteeringTable,
-    /// Number of receives of the primary core, each of which dispatches the received frames.
-    rx_rounds: AtomicU64,
+    rounds: Box<[RoundCounter]>,
     /// Number of completed handovers of ports.
     handovers: AtomicU64,
-    /// Wakes the primary core.
-    doorbell: Arc<Doorbell>,
+    /// Doorbell of each core, for all but passed-on frames.
+    bells: Box<[Arc<Doorbell>]>,
     /// Active cores, one bit each.
     active_cores: AtomicU64,
+    /// Cores that receive from a queue of their own, one bit each.
+    queue_cores: AtomicU64,
+    queue_requests: QueueRequests,
     /// Counters of each secondary core.
     tx_rings: Box<[TxRingCounters]>,
 }
+
+/// Number of times that a core has begun or ended to dispatch frames: odd while it does. On a cache
+/// line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct RoundCounter(AtomicU64);
 
 /// Counters of frames from a secondary core to the primary core.
 #[derive(Default)]
@@ -50,20 +60,24 @@ struct TxRingCounters {
 }
 
 impl FlowSteering {
-    pub(super) fn new(cores: usize, doorbell: Arc<Doorbell>) -> Self {
+    /// Flow steering of as many cores as there are doorbells.
+    pub(super) fn new(bells: Vec<Arc<Doorbell>>) -> Self {
+        let cores = bells.len();
         Self {
             table: SteeringTable::new(),
-            rx_rounds: AtomicU64::new(0),
+            rounds: (0..cores).map(|_| RoundCounter::default()).collect(),
             handovers: AtomicU64::new(0),
-            doorbell,
+            bells: bells.into(),
             active_cores: AtomicU64::new(1),
+            queue_cores: AtomicU64::new(0),
+            queue_requests: QueueRequests::new(cores),
             tx_rings: (1..cores).map(|_| TxRingCounters::default()).collect(),
         }
     }
 
     /// Number of cores.
     pub fn cores(&self) -> usize {
-        self.tx_rings.len() + 1
+        self.bells.len()
     }
 
     /// Adds a claim of a core on a local port.
@@ -154,17 +168,25 @@ impl FlowSteering {
     /// frames are there when the core receives next.
     ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] when the primary core does not run: the ports stay where they
-    /// were.
+    /// [`io::ErrorKind::TimedOut`] when another core does not end its receive: the ports stay where
+    /// they were.
     pub fn park(&self, core: usize, ports: &[LocalPort]) -> io::Result<()> {
         ports.iter().for_each(|&port| self.table.park(port, core));
-        let round = self.rx_rounds.load(Ordering::SeqCst);
-        // A receive that was running when parking began has finished by then. The primary core
-        // itself is never inside a receive here.
-        let has_finished_round = || core == 0 || self.rx_rounds.load(Ordering::SeqCst) > round;
         let unchanged = || ports.iter().map(|&port| (port, 0));
-        self.wait_for_primary(has_finished_round)
+        let mut others = (0..self.cores()).filter(|&other| other != core);
+        others
+            .try_for_each(|other| self.wait_for_round(other))
             .inspect_err(|_| self.hand_over(core, core, unchanged()))
+    }
+
+    /// Waits until a core has passed on the frames that it may have dispatched before the last
+    /// change of the table.
+    fn wait_for_round(&self, core: usize) -> io::Result<()> {
+        let RoundCounter(counter) = &self.rounds[core];
+        let round = counter.load(Ordering::SeqCst);
+        // A round that begins later sees the change.
+        let has_ended = || round % 2 == 0 || counter.load(Ordering::Acquire) != round;
+        wait_until(has_ended, || ())
     }
 
     /// Waits until the device has taken all frames that a core has sent.
@@ -176,20 +198,7 @@ impl FlowSteering {
             return Ok(());
         };
         let sent = ring.sent.load(Ordering::Relaxed);
-        self.wait_for_primary(|| ring.forwarded.load(Ordering::Acquire) >= sent)
-    }
-
-    /// Wakes the primary core until `done`.
-    fn wait_for_primary(&self, done: impl Fn() -> bool) -> io::Result<()> {
-        let began = Instant::now();
-        while !done() {
-            if began.elapsed() > ROUND_TIMEOUT {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            self.doorbell.ring();
-            std::thread::yield_now();
-        }
-        Ok(())
+        wait_until(|| ring.forwarded.load(Ordering::Acquire) >= sent, || self.bells[0].ring())
     }
 
     /// Completes a migration: the ports and their parked frames belong to core `to` from now on.
@@ -204,7 +213,7 @@ impl FlowSteering {
             self.table.hand_over(port, from, to, claims);
         }
         self.handovers.fetch_add(1, Ordering::SeqCst);
-        self.doorbell.ring();
+        self.bells.iter().for_each(|bell| bell.ring());
     }
 
     pub(super) fn view(&self) -> SteeringView<'_> {
@@ -227,7 +236,80 @@ impl FlowSteering {
         }
     }
 
-    pub(super) fn on_round(&self) {
-        self.rx_rounds.fetch_add(1, Ordering::SeqCst);
+    /// Marks that a core begins to dispatch frames by the table.
+    #[inline]
+    pub(super) fn begin_round(&self, core: usize) {
+        self.rounds[core].0.fetch_add(1, Ordering::SeqCst);
     }
+
+    /// Marks that a core has passed on the frames that it dispatched.
+    #[inline]
+    pub(super) fn end_round(&self, core: usize) {
+        self.rounds[core].0.fetch_add(1, Ordering::Release);
+    }
+
+    pub(super) fn queue_requests(&self) -> &QueueRequests {
+        &self.queue_requests
+    }
+
+    pub(super) fn set_has_queue(&self, core: usize, has_queue: bool) {
+        let bit = 1 << core;
+        match has_queue {
+            true => self.queue_cores.fetch_or(bit, Ordering::SeqCst),
+            false => self.queue_cores.fetch_and(!bit, Ordering::SeqCst),
+        };
+    }
+
+    /// Makes the other cores close their queues, and waits until they have.
+    ///
+    /// # Errors
+    /// If a core cannot, or does not run.
+    pub(super) fn close_queues(&self) -> io::Result<()> {
+        let queue_cores = self.queue_cores.load(Ordering::SeqCst);
+        let with_queue = (1..self.cores()).filter(|core| queue_cores & 1 << core != 0);
+        self.request_all(with_queue.map(|core| (core, QueueRequest::Close)))
+    }
+
+    /// Makes the cores 1, 2, … open these queues, and waits until they have.
+    ///
+    /// # Errors
+    /// If a queue cannot be opened, there are more queues than cores, or a core does not run.
+    pub(super) fn open_queues(&self, queues: Vec<OpenDevice>) -> io::Result<()> {
+        if queues.len() >= self.cores() {
+            return Err(io::Error::other("the device has more queues than there are cores"));
+        }
+        let requests = queues.into_iter().map(QueueRequest::Open);
+        self.request_all((1..).zip(requests))
+    }
+
+    fn request_all(&self, requests: impl Iterator<Item = (usize, QueueRequest)>) -> io::Result<()> {
+        let mut asked = Vec::new();
+        for (core, request) in requests {
+            self.queue_requests.post(core, request);
+            asked.push(core);
+        }
+        for core in asked {
+            let mut answer = None;
+            let mut has_answer = || {
+                answer = answer.take().or_else(|| self.queue_requests.answer_of(core));
+                answer.is_some()
+            };
+            wait_until(&mut has_answer, || self.bells[core].ring())?;
+            answer.unwrap_or(Ok(()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits until `done`, calling `wake` again and again.
+fn wait_until(mut done: impl FnMut() -> bool, wake: impl Fn()) -> io::Result<()> {
+    let began = Instant::now();
+    while !done() {
+        if began.elapsed() > ROUND_TIMEOUT {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        wake();
+        std::thread::yield_now();
+    }
+    Ok(())
 }

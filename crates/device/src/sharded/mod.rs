@@ -1,22 +1,27 @@
 //! One device shared by several cores: software flow steering, as RPS in the kernel.
 //!
-//! The primary core, core 0, owns the device. It parses the local port of each frame and passes the
-//! frame to the core that has claimed the port: flows are distributed in software, whatever the
-//! NIC supports. Frames that the primary core receives for itself or sends itself are not copied;
-//! each secondary core is at the far end of an in-memory link. Flows of a port that several cores
-//! share are distributed over these cores.
+//! A core with a receive queue parses the local port of each frame and passes the frame to the core
+//! that has claimed the port: flows are distributed in software, whatever the NIC supports. Frames
+//! that such a core receives for itself or sends itself are not copied; in-memory links connect the
+//! cores. Flows of a port that several cores share are distributed over these cores.
+//!
+//! The primary core, core 0, owns the device. A device that offers further queues
+//! ([`Device::offer_queues`]) has one for each of the next cores, which read and send by their own
+//! queue. The other cores send through the primary core.
 
 mod claimed_port;
+mod core_device;
 mod destination;
+mod dispatcher;
 mod flow;
 mod flow_steering;
 mod flow_table;
 mod fragments;
 mod indirection_table;
 mod parked;
-mod primary;
-mod secondary;
+mod queue_requests;
 mod steering_table;
+mod uplinks;
 
 use std::io;
 use std::sync::Arc;
@@ -24,12 +29,14 @@ use std::sync::Arc;
 use tidegate_memory::Doorbell;
 
 pub use self::claimed_port::PortSharing;
+pub use self::core_device::CoreDevice;
+use self::core_device::CoreLinks;
+use self::dispatcher::{Dispatcher, Link};
 pub use self::flow::Flow;
 pub use self::flow_steering::FlowSteering;
-pub use self::primary::PrimaryDevice;
-pub use self::secondary::SecondaryDevice;
+use self::uplinks::Uplinks;
 use crate::buffer::LINK_HEADER_BYTES;
-use crate::mem::{MAX_FRAME_BYTES, MemConfig, wire_between};
+use crate::mem::{MAX_FRAME_BYTES, MemConfig, MemDevice, wire_between};
 use crate::steering::TransportProtocol;
 use crate::{Capabilities, Device};
 
@@ -39,10 +46,20 @@ pub type LocalPort = (TransportProtocol, u16);
 /// Maximum number of cores of one device.
 pub const MAX_CORES: usize = 64;
 
-/// Capacity of the link to each secondary core in frames: as many as a NIC's ring has.
-const WIRE_FRAMES: usize = 1024;
+/// Capacity of the link from the primary core to each other core in frames, and back: as many as a
+/// NIC's ring has.
+const LINK_FRAMES: usize = 1024;
 
-/// Shards a device over `cores` cores: the primary core, and `cores - 1` secondary cores.
+/// Minimum capacity of a link, and the frames of all links to one core together: the memory of links
+/// between all pairs grows with the square of the number of cores.
+const MIN_LINK_FRAMES: usize = 64;
+const LINK_FRAMES_TOTAL: usize = 4096;
+
+/// Capacity of a link that no frame takes.
+const NO_FRAMES: usize = 1;
+
+/// Shards a device over `cores` cores, and returns the device of each, the primary core's first. A
+/// core whose queue the device offers has yet to open it ([`CoreDevice::open_queue`]).
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] when the device or the number of cores is not suitable; and
@@ -54,17 +71,38 @@ const WIRE_FRAMES: usize = 1024;
 /// use tidegate_device::sharded::shard;
 ///
 /// let (device, _peer) = wire(&MemConfig::default())?;
-/// let (primary, secondaries) = shard(Box::new(device), 4)?;
-/// assert_eq!(secondaries.len(), 3);
-/// assert_eq!(primary.flow_steering().cores(), 4);
+/// let cores = shard(Box::new(device), 4)?;
+/// assert_eq!(cores.len(), 4);
+/// assert_eq!(cores[0].flow_steering().cores(), 4);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub fn shard(
-    device: Box<dyn Device>,
-    cores: usize,
-) -> io::Result<(PrimaryDevice, Vec<SecondaryDevice>)> {
+pub fn shard(mut device: Box<dyn Device>, cores: usize) -> io::Result<Vec<CoreDevice>> {
+    check(device.capabilities(), cores)?;
+    let capabilities = Capabilities { segmentation: false, ..device.capabilities().clone() };
+    let mut offered = device.offer_queues();
+    let mut links = connect(&capabilities, cores, 1 + offered.len())?;
+    let bells = links.iter().map(|links| Arc::clone(&links.bell)).collect();
+    let flow_steering = Arc::new(FlowSteering::new(bells));
+    offered.truncate(cores - 1);
+    let mut offered = offered.into_iter();
+    let mut devices = Vec::with_capacity(cores);
+    for (core, links) in links.drain(..).enumerate() {
+        let open_queue = if core == 0 { None } else { offered.next() };
+        let flow_steering = Arc::clone(&flow_steering);
+        devices.push(CoreDevice::new(
+            core,
+            capabilities.clone(),
+            links,
+            open_queue,
+            flow_steering,
+        )?);
+    }
+    devices[0].set_queue(Some(device))?;
+    Ok(devices)
+}
+
+fn check(capabilities: &Capabilities, cores: usize) -> io::Result<()> {
     let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-    let capabilities = device.capabilities();
     let max_mtu = MAX_FRAME_BYTES - LINK_HEADER_BYTES;
     if !(1..=MAX_CORES).contains(&cores) {
         return invalid(format!("the number of network cores must be 1 to {MAX_CORES}"));
@@ -83,29 +121,58 @@ pub fn shard(
             capabilities.mtu
         ));
     }
-    let doorbell = Arc::new(Doorbell::new()?);
-    let flow_steering = Arc::new(FlowSteering::new(cores, Arc::clone(&doorbell)));
-    let capabilities = Capabilities { segmentation: false, ..capabilities.clone() };
-    let config = MemConfig {
-        medium: capabilities.medium,
-        macs: [capabilities.mac; 2],
-        mtu: capabilities.mtu,
-        capacity: WIRE_FRAMES,
-        ..MemConfig::default()
+    Ok(())
+}
+
+/// Connects the cores by links. With several `queues` any core may receive from a queue of its own;
+/// otherwise only the primary core does.
+fn connect(capabilities: &Capabilities, cores: usize, queues: usize) -> io::Result<Vec<CoreLinks>> {
+    let doorbell = |_| Doorbell::new().map(Arc::new);
+    let bells = (0..cores).map(doorbell).collect::<io::Result<Vec<_>>>()?;
+    let doorbells = (0..cores).map(doorbell).collect::<io::Result<Vec<_>>>()?;
+    let wire = |ends: [&Arc<Doorbell>; 2], capacities| {
+        let config = MemConfig {
+            medium: capabilities.medium,
+            macs: [capabilities.mac; 2],
+            mtu: capabilities.mtu,
+            ..MemConfig::default()
+        };
+        wire_between(&config, ends.map(Arc::clone), capacities)
     };
-    let mut secondaries = Vec::new();
-    let mut wires = Vec::new();
-    for core in 1..cores {
-        let (near, far) = wire_between(&config, Arc::clone(&doorbell), Arc::new(Doorbell::new()?))?;
-        wires.push(near);
-        secondaries.push(SecondaryDevice {
-            core,
-            wire: far,
-            capabilities: capabilities.clone(),
-            flow_steering: Arc::clone(&flow_steering),
-        });
+    let dispatches = |core| core == 0 || queues > 1;
+    let link_frames = match queues {
+        1 => LINK_FRAMES,
+        _ => (LINK_FRAMES_TOTAL / cores.next_power_of_two()).clamp(MIN_LINK_FRAMES, LINK_FRAMES),
+    };
+    let capacity_from = |core| if dispatches(core) { link_frames } else { NO_FRAMES };
+    let mut links: Vec<Vec<Option<Link>>> =
+        (0..cores).map(|_| (0..cores).map(|_| None).collect()).collect();
+    for one in (0..cores).filter(|&core| dispatches(core)) {
+        for other in one + 1..cores {
+            let ends = [&doorbells[one], &doorbells[other]];
+            let (near, far) = wire(ends, [one, other].map(capacity_from))?;
+            links[one][other] = Some(Link::new(near, dispatches(other)));
+            links[other][one] = Some(Link::new(far, true));
+        }
     }
-    Ok((PrimaryDevice::new(device, wires, doorbell, flow_steering)?, secondaries))
+    let mut to_primary = Vec::with_capacity(cores);
+    let mut uplinks: Vec<Option<MemDevice>> = vec![None];
+    for bell in &bells[1..] {
+        let (near, far) = wire([&bells[0], bell], [NO_FRAMES, LINK_FRAMES])?;
+        to_primary.push(near);
+        uplinks.push(Some(far));
+    }
+    let medium = capabilities.medium;
+    let mut to_primary = Some(to_primary);
+    let all = links.into_iter().zip(uplinks).zip(bells.into_iter().zip(doorbells)).enumerate();
+    let core_links = |(core, ((links, uplink), (bell, doorbell)))| CoreLinks {
+        dispatcher: Dispatcher::new(core, medium, links),
+        uplink,
+        uplinks: Uplinks::new(to_primary.take().unwrap_or_default()),
+        bell,
+        doorbell,
+    };
+    Ok(all.map(core_links).collect())
 }
 
 #[cfg(test)]

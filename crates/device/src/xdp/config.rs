@@ -11,7 +11,7 @@ use tidegate_wire::Medium;
 use super::steering::Steering;
 use super::umem::Umem;
 use super::{XdpError, sys};
-use crate::netlink::Interface;
+use crate::netlink::{Interface, NetdevSocket};
 
 /// Hook in the kernel at which the XDP program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,6 +136,11 @@ pub struct XdpConfig {
     pub interface: String,
     /// Receive queues to serve; `None`: all active queues.
     pub queues: Option<Vec<u32>>,
+    /// Number of network cores that share the queues out, at least 1: the device serves those of
+    /// core 0, and offers the others ([`Device::offer_queues`](crate::Device::offer_queues)).
+    /// Fewer cores have a queue if there are fewer queues, or a kernel before Linux 6.13 cannot poll
+    /// a single one.
+    pub cores: usize,
     /// Native or generic XDP.
     pub mode: AttachMode,
     /// Zero-copy or copy mode.
@@ -157,6 +162,11 @@ impl XdpConfig {
     /// Sets the receive queues to serve; `None` serves all active queues.
     pub fn queues(self, queues: impl Into<Option<Vec<u32>>>) -> Self {
         Self { queues: queues.into(), ..self }
+    }
+
+    /// Sets the number of network cores that share the queues out.
+    pub fn cores(self, cores: usize) -> Self {
+        Self { cores, ..self }
     }
 
     /// Sets native or generic XDP.
@@ -226,6 +236,10 @@ pub(super) struct TargetInterface {
     pub mac: [u8; 6],
     pub mtu: u32,
     pub queues: Vec<u32>,
+    /// Number of receive queues of the interface.
+    pub active_queues: u32,
+    /// NAPI instances of the queues; `None`: all of the interface.
+    pub napis: Option<Vec<u32>>,
     pub is_veth: bool,
     /// Frames may come from this machine, as [`Interface::has_local_peers`] says.
     pub has_local_peers: bool,
@@ -265,10 +279,53 @@ impl TargetInterface {
             mac: interface.mac.0,
             mtu,
             queues,
+            active_queues: active,
+            napis: None,
             is_veth,
             has_local_peers,
         })
     }
+
+    /// Shares the queues out among network cores: returns the part of each, of one core for all if
+    /// that is not possible.
+    ///
+    /// With `polls` the driver is polled, which needs the NAPI instances of each core's queues.
+    /// Drivers without XDP have none: the program is to be attached before.
+    pub(super) fn share_out(self, cores: usize, polls: bool) -> Vec<Self> {
+        let cores = cores.clamp(1, self.queues.len());
+        if cores == 1 {
+            return vec![self];
+        }
+        let part = |core: usize| {
+            let queues: Vec<u32> = self.queues.iter().copied().skip(core).step_by(cores).collect();
+            let napis = match polls {
+                true => Some(queue_napis(self.index, &queues, self.active_queues)?),
+                false => None,
+            };
+            Ok(Self { queues, napis, ..self.clone() })
+        };
+        let parts: io::Result<Vec<Self>> = (0..cores).map(part).collect();
+        parts.unwrap_or_else(|_| vec![self])
+    }
+}
+
+/// NAPI instances of receive queues.
+///
+/// Drivers that do not tell have one for each queue, in the order of the queues.
+fn queue_napis(interface_index: u32, queues: &[u32], active: u32) -> io::Result<Vec<u32>> {
+    let netdev = NetdevSocket::open()?;
+    let known = netdev.receive_queue_napis(interface_index)?;
+    let told: Option<Vec<u32>> = queues.iter().map(|queue| known.get(queue).copied()).collect();
+    if let Some(told) = told {
+        return Ok(told);
+    }
+    let mut all: Vec<u32> =
+        netdev.napis(interface_index)?.into_iter().map(|napi| napi.id).collect();
+    all.sort_unstable();
+    if all.len() != active as usize {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    Ok(queues.iter().filter_map(|&queue| all.get(queue as usize).copied()).collect())
 }
 
 fn active_receive_queues(interface: &str) -> io::Result<u32> {

@@ -58,7 +58,10 @@ impl IrqDeferral {
     /// Nothing is changed then.
     pub(super) fn set(target: &TargetInterface, settings: &BusyPoll) -> io::Result<Self> {
         let interface = InterfaceId { index: target.index, mac: target.mac };
-        let access = SettingsAccess::to_deferral(&interface)?;
+        let access = match &target.napis {
+            Some(napis) => SettingsAccess::to_napis(Some(napis.clone()))?,
+            None => SettingsAccess::to_deferral(&interface)?,
+        };
         let (defer_irqs, flush_timeout_ns) = (settings.defer_irqs, settings.flush_timeout_ns);
         let guard = SettingsGuard::begin(interface, access, |original| {
             Some(match original {
@@ -216,12 +219,13 @@ mod tests {
         Ok(napis)
     }
 
-    #[test]
-    fn settings_in_another_namespace_are_changed_by_netlink() {
+    /// A veth of two queues, in a network namespace of the calling thread, and the settings of its
+    /// NAPI instances. `None`, with the reason printed, where that cannot be.
+    fn two_queues() -> Option<(TargetInterface, Vec<NapiSettings>)> {
         // SAFETY: only the network namespace of this thread changes.
         if let Err(error) = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) } {
             eprintln!("skipped: needs root ({error})");
-            return;
+            return None;
         }
         for command in [
             "ip link add veth0 numrxqueues 2 type veth peer veth1",
@@ -240,7 +244,7 @@ mod tests {
             Ok(napis) if !napis.is_empty() => napis,
             other => {
                 eprintln!("skipped: needs Linux 6.13 ({other:?})");
-                return;
+                return None;
             }
         };
         let target = TargetInterface {
@@ -249,9 +253,18 @@ mod tests {
             mac,
             mtu: 1500,
             queues: vec![0, 1],
+            active_queues: 2,
+            napis: None,
             is_veth: true,
             has_local_peers: true,
         };
+        Some((target, before))
+    }
+
+    #[test]
+    fn settings_in_another_namespace_are_changed_by_netlink() {
+        let Some((target, before)) = two_queues() else { return };
+        let index = target.index;
         let settings = BusyPoll { defer_irqs: 7, flush_timeout_ns: 123_456, ..BusyPoll::default() };
         let mut deferral = IrqDeferral::set(&target, &settings).unwrap();
         assert!(
@@ -313,6 +326,33 @@ mod tests {
     fn is_readable(fd: impl AsFd) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).unwrap() == 1
+    }
+
+    #[test]
+    fn each_core_changes_the_settings_of_its_own_queues() {
+        let Some((target, before)) = two_queues() else { return };
+        let index = target.index;
+        let timeouts = || -> Vec<u64> {
+            napis(index).unwrap().iter().map(|napi| napi.gro_flush_timeout_ns).collect()
+        };
+        let settings = BusyPoll { defer_irqs: 7, flush_timeout_ns: 123_456, ..BusyPoll::default() };
+        let parts = target.share_out(3, true);
+        let own: Vec<_> = parts.iter().map(|part| (&part.queues[..], part.napis.clone())).collect();
+        let napis_of = |napi: &NapiSettings| Some(vec![napi.id]);
+        assert_eq!(own, [(&[0][..], napis_of(&before[0])), (&[1], napis_of(&before[1]))]);
+        let mut deferrals: Vec<_> =
+            parts.iter().map(|part| IrqDeferral::set(part, &settings).unwrap()).collect();
+        assert_eq!(timeouts(), [123_456; 2]);
+        assert_eq!(deferrals[1].interrupt_at_once().unwrap(), TimeoutChange::Made);
+        assert_eq!(timeouts(), [123_456, 0]);
+        assert_eq!(deferrals[0].defer_for(50_000_000).unwrap(), TimeoutChange::Made);
+        assert_eq!(timeouts(), [100_000_000, 0]);
+        assert!(IrqDeferral::set(&parts[1], &settings).is_err(), "they are changed already");
+        drop(deferrals.remove(0));
+        let now = napis(index).unwrap();
+        assert_eq!((now[0], now[1].defer_hard_irqs), (before[0], 7));
+        drop(deferrals);
+        assert_eq!(napis(index).unwrap(), before);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 
 mod admission;
 mod config;
+mod core_queues;
 mod error;
 mod guard;
 mod holder;
@@ -33,29 +34,26 @@ mod traffic;
 mod umem;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use tidegate_memory::Arena;
 use tidegate_wire::DropReason;
 
 pub use self::config::{AttachMode, BusyPoll, CopyMode, RingSizes, UnknownAttachMode, XdpConfig};
+use self::core_queues::CoreQueues;
 pub use self::error::XdpError;
 pub use self::guard::XdpGuard;
-use self::irq_deferral::{IrqDeferral, TimeoutChange};
 pub use self::link::XdpLink;
 pub use self::napi::NapiPoller;
+use self::open::QueueOffer;
 #[cfg(feature = "packet")]
 pub(crate) use self::open::system_error;
 use self::program::SteeringProgram;
-use self::queue::{Polling, Queue};
-use self::rx_missed::RxMissedCounters;
-use self::softirq_mode::{CHECK_INTERVAL, SoftirqMode};
 pub use self::steering::Steering;
 pub use self::sys::URING_MARK;
-use self::traffic::TrafficMonitor;
 use crate::admission::{ClassCounts, EarlyDrop, Limits, MAX_CLASSES};
 pub use crate::steering::{SteeringRule, TransportProtocol};
-use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
+use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, OpenDevice};
 
 /// Frames of the interface by the decision of the steering program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,17 +76,6 @@ pub struct SteeringCounters {
     pub passed_no_socket: u64,
 }
 
-/// Data path of an open device: attach mode, copy mode, busy polling.
-struct DataPath {
-    native: bool,
-    zero_copy: bool,
-    /// Frames that stand for several TCP segments are split.
-    splits: bool,
-    /// Frames may come from senders on this machine.
-    local_peers: bool,
-    busy_poll: Option<BusyPoll>,
-}
-
 /// Device on AF_XDP sockets.
 ///
 /// The arena that opened the device must be passed to every call, and serves no other
@@ -97,39 +84,11 @@ struct DataPath {
 pub struct XdpDevice {
     // Dropped in this order: without sockets the program passes every frame to the kernel, so
     // no frame is lost between the two.
-    queues: Vec<Queue>,
+    queues: CoreQueues,
     program: SteeringProgram,
-    /// Polls the driver if the sockets cannot.
-    poller: Option<NapiPoller>,
-    /// Admission limits the total, so that most frames may be dropped on the interface.
-    has_total_limit: bool,
-    /// Polls of the driver that find nothing are allowed.
-    allows_idle_polls: bool,
-    /// Choice between softirqs and polls while that is so.
-    softirq_mode: SoftirqMode,
-    irq_deferral: Option<IrqDeferral>,
-    traffic: TrafficMonitor,
-    readiness: OwnedFd,
-    data_path: DataPath,
-    rx_missed: RxMissedCounters,
-    /// Number of times that the RX rings had fewer frames than the quota.
-    times_emptied: u64,
-    next_receive: usize,
-    next_transmit: usize,
-    /// Consecutive bursts of at least [`LARGE_BURST_FRAMES`] frames, or of the whole quota.
-    large_bursts: u32,
-    capabilities: Capabilities,
+    /// Queues for the other network cores, until they are offered.
+    offered: Vec<QueueOffer>,
 }
-
-/// Maximum time that an application is assumed to need for one burst, in nanoseconds: the
-/// flush timeout of a busy device. If the kernel's timer polled earlier, its softirq would
-/// not end, since a flood always brings more frames, and would take the core from the
-/// application.
-const BUSY_FLUSH_TIMEOUT_NS: u64 = 10_000_000;
-/// Minimum frames of a large burst.
-const LARGE_BURST_FRAMES: usize = 16;
-/// Consecutive large bursts after which the device is busy.
-const BUSY_LARGE_BURSTS: u32 = 8;
 
 /// Steering program loaded into the kernel, without a device.
 pub struct LoadedProgram(Option<SteeringProgram>);
@@ -223,89 +182,49 @@ impl XdpDevice {
 
 impl Device for XdpDevice {
     fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
+        self.queues.capabilities()
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
-        self.update_deferral()?;
-        let mut received = self.receive_round(arena, burst, quota)?;
-        self.times_emptied += u64::from(received < quota);
-        if self.has_total_limit {
-            self.check_softirq_mode()?;
-        }
-        let polls = self.is_polling();
-        if let Some(poller) = &mut self.poller
-            && polls
-            && quota > 0
-            && poller.is_due(received, quota)
-            && (self.allows_idle_polls || received > 0)
-        {
-            let pending = |queues: &mut [Queue]| queues.iter_mut().map(Queue::pending).sum();
-            let before = pending(&mut self.queues);
-            poller.poll()?;
-            poller.on_poll(before, pending(&mut self.queues));
-            received += self.receive_round(arena, burst, quota - received)?;
-        }
-        self.next_receive = (self.next_receive + 1) % self.queues.len();
-        if self.traffic.on_poll(received) {
-            self.apply_traffic_mode()?;
-        }
-        self.note_burst(received, quota);
-        Ok(received)
+        self.queues.receive(arena, burst, quota)
     }
 
     fn set_idle_polls(&mut self, allowed: bool) {
-        self.allows_idle_polls = allowed;
+        self.queues.set_idle_polls(allowed);
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
-        let count = self.queues.len();
-        let mut taken = 0;
-        for offset in 0..count {
-            let queue = &mut self.queues[(self.next_transmit + offset) % count];
-            taken += queue.transmit(arena, burst)?;
-        }
-        self.next_transmit = (self.next_transmit + 1) % count;
-        Ok(taken)
+        self.queues.transmit(arena, burst)
     }
 
     fn pause_receive(&mut self, wait_ns: u64) -> io::Result<()> {
-        if self.is_in_softirq_mode() {
-            return Ok(());
-        }
-        // If the kernel refuses, softirqs poll the driver meanwhile.
-        let Some(deferral) = &mut self.irq_deferral else { return Ok(()) };
-        let Ok(change) = deferral.defer_for(wait_ns) else { return Ok(()) };
-        if change != TimeoutChange::None {
-            self.traffic.set_heavy();
-        }
-        self.put_into_effect(change)
+        self.queues.pause_receive(wait_ns)
     }
 
     fn has_unsent_frames(&mut self) -> bool {
-        self.queues.iter_mut().any(Queue::has_unsent_frames)
+        self.queues.has_unsent_frames()
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
-        self.large_bursts = 0;
-        self.traffic.on_sleep();
-        self.apply_traffic_mode()?;
-        if let Some(deferral) = &mut self.irq_deferral {
-            deferral.prepare_sleep(self.readiness.as_fd())?;
-        }
-        let mut idle = true;
-        for queue in &mut self.queues {
-            idle &= queue.prepare_sleep()?;
-        }
-        Ok(idle)
+        self.queues.prepare_sleep()
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.readiness.as_fd())
+        self.queues.wake_fd()
     }
 
     fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
         if take { self.steer(*rule) } else { self.unsteer(rule) }.map_err(io::Error::other)
+    }
+
+    fn offer_queues(&mut self) -> Vec<OpenDevice> {
+        let open = |offer: QueueOffer| -> OpenDevice {
+            Box::new(move |arena| {
+                let queues = offer.open(arena).map_err(io::Error::other)?;
+                Ok(Box::new(queues))
+            })
+        };
+        self.offered.drain(..).map(open).collect()
     }
 
     fn early_drop(&mut self) -> Option<&mut dyn EarlyDrop> {
@@ -313,10 +232,7 @@ impl Device for XdpDevice {
     }
 
     fn counters(&mut self) -> DeviceCounters {
-        let mut counters = DeviceCounters::default();
-        for queue in &self.queues {
-            queue.add_counters(&mut counters);
-        }
+        let mut counters = self.queues.counters();
         // An error of the kernel cannot be handled here; the drops stay uncounted.
         for class in self.counts().unwrap_or_default() {
             let drops = &mut counters.drops;
@@ -324,7 +240,6 @@ impl Device for XdpDevice {
             drops.add(DropReason::AdmissionRate, class.refused_rate);
             drops.add(DropReason::AdmissionSourceShare, class.refused_source_share);
         }
-        self.capabilities.detail = self.detail();
         counters
     }
 
@@ -364,177 +279,24 @@ impl EarlyDrop for XdpDevice {
         self.program.set_limits(limits)?;
         // Frames that are only counted are polled for as without limits.
         let has_total = limits.is_some_and(Limits::has_total);
-        if std::mem::replace(&mut self.has_total_limit, has_total) != has_total {
+        if self.queues.has_total_limit() != has_total {
             let counts = self.program.admission().counts()?;
-            self.softirq_mode =
-                SoftirqMode::new(self.rx_missed.read()?, admitted_and_refused(&counts));
-            self.traffic.set_limiting(has_total);
-            self.apply_softirq_mode()?;
+            self.queues.set_total_limit(has_total, admitted_and_refused(&counts))?;
         }
         Ok(())
     }
 
     fn counts(&mut self) -> io::Result<[ClassCounts; MAX_CLASSES]> {
         let counts = self.program.admission().counts()?;
-        if self.has_total_limit && self.softirq_mode.on_counts(admitted_and_refused(&counts)) {
-            self.apply_softirq_mode()?;
-        }
+        self.queues.on_admission_counts(admitted_and_refused(&counts))?;
         Ok(counts)
     }
 
     fn times_emptied(&self) -> Option<u64> {
-        // Without the counters of missed frames only a full burst after a poll shows overload.
-        self.rx_missed.is_available().then_some(self.times_emptied)
+        self.queues.times_emptied()
     }
 
     fn rx_missed(&mut self) -> io::Result<u64> {
-        self.rx_missed.read()
-    }
-}
-
-impl XdpDevice {
-    /// Runs the driver's receive path once.
-    fn poll_driver(&mut self) -> io::Result<()> {
-        if let Some(poller) = &self.poller {
-            return poller.poll_short();
-        }
-        self.queues.iter().try_for_each(|queue| queue.socket().poll_driver())
-    }
-
-    /// True while softirqs run the driver's receive path without polls by this device.
-    fn is_in_softirq_mode(&self) -> bool {
-        self.has_total_limit && self.softirq_mode.is_active()
-    }
-
-    /// True while this device polls the driver itself: also until interrupts are requested, but not
-    /// yet granted.
-    fn is_polling(&self) -> bool {
-        let deferral = self.irq_deferral.as_ref();
-        let has_interrupts = || deferral.is_some_and(|deferral| !deferral.is_pending());
-        !self.is_in_softirq_mode() && (self.traffic.is_heavy() || !has_interrupts())
-    }
-
-    /// Lets the device's settings take effect that were changed since the last call.
-    #[inline]
-    fn update_deferral(&mut self) -> io::Result<()> {
-        let Some(deferral) = &mut self.irq_deferral else { return Ok(()) };
-        match deferral.update(self.readiness.as_fd()) {
-            Ok(change) => self.put_into_effect(change),
-            // Without interrupts, polling continues.
-            Err(_) => {
-                self.traffic.set_heavy();
-                Ok(())
-            }
-        }
-    }
-
-    /// Polls the driver, which then uses its new flush timeout.
-    #[inline]
-    fn put_into_effect(&mut self, change: TimeoutChange) -> io::Result<()> {
-        if change == TimeoutChange::Made { self.poll_driver() } else { Ok(()) }
-    }
-
-    /// Switches the driver between polls and interrupts, according to the traffic.
-    fn apply_traffic_mode(&mut self) -> io::Result<()> {
-        if self.is_in_softirq_mode() {
-            return Ok(());
-        }
-        let heavy = self.traffic.is_heavy();
-        let Some(deferral) = &mut self.irq_deferral else { return Ok(()) };
-        match if heavy { deferral.expect_polls() } else { deferral.interrupt_at_once() } {
-            Ok(change) => self.put_into_effect(change),
-            // If the kernel refuses, polling continues.
-            Err(_) => {
-                self.traffic.set_heavy();
-                Ok(())
-            }
-        }
-    }
-
-    /// Checks every [`CHECK_INTERVAL`] the RX-missed counters, while admission limits are in force.
-    fn check_softirq_mode(&mut self) -> io::Result<()> {
-        if self.softirq_mode.last_check.elapsed() < CHECK_INTERVAL {
-            return Ok(());
-        }
-        let lost = self.rx_missed.read()?;
-        if self.softirq_mode.on_check(lost) {
-            self.apply_softirq_mode()
-        } else if self.is_in_softirq_mode() {
-            self.poll_driver()
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Sets the driver's flush timeout for the current mode, effective immediately.
-    fn apply_softirq_mode(&mut self) -> io::Result<()> {
-        let (in_softirq, overrun) = (self.is_in_softirq_mode(), self.softirq_mode.overrun);
-        let overrun = overrun && self.has_total_limit;
-        // If the kernel refuses, softirqs poll at other times.
-        let _ = self.irq_deferral.as_mut().map(|device| match (in_softirq, overrun) {
-            (true, _) => device.poll_in_softirq(),
-            (_, true) => device.defer_for(BUSY_FLUSH_TIMEOUT_NS),
-            _ => device.expect_polls(),
-        });
-        self.poll_driver()
-    }
-
-    /// Counts consecutive large bursts. A busy device will poll again, however late: interrupts
-    /// are deferred until the device goes to sleep.
-    fn note_burst(&mut self, frames: usize, quota: usize) {
-        if frames < LARGE_BURST_FRAMES.min(quota) {
-            self.large_bursts = 0;
-            return;
-        }
-        self.large_bursts = self.large_bursts.saturating_add(1);
-        if self.large_bursts >= BUSY_LARGE_BURSTS
-            && self.is_polling()
-            && let Some(deferral) = &mut self.irq_deferral
-        {
-            // If the kernel refuses, softirqs poll between the polls of this device.
-            let _ = deferral.defer_for(BUSY_FLUSH_TIMEOUT_NS);
-        }
-    }
-
-    /// Receives pending frames from the RX rings, round-robin over the queues.
-    fn receive_round(
-        &mut self,
-        arena: &mut Arena,
-        burst: &mut Burst,
-        quota: usize,
-    ) -> io::Result<usize> {
-        let (count, polls) = (self.queues.len(), self.is_polling());
-        let mut received = 0;
-        for offset in 0..count {
-            let queue = &mut self.queues[(self.next_receive + offset) % count];
-            received += queue.receive(arena, burst, quota - received, polls)?;
-        }
-        Ok(received)
-    }
-
-    fn detail(&self) -> String {
-        let mut parts = vec![if self.data_path.native { "native" } else { "generic" }.to_string()];
-        parts.push(if self.data_path.zero_copy { "zero-copy" } else { "copy" }.to_string());
-        if let Some(settings) = &self.data_path.busy_poll {
-            parts.push(if self.poller.is_some() {
-                "busy polling by io_uring".to_string()
-            } else if self.queues.iter().all(|queue| queue.polling() != Polling::Off) {
-                format!("busy polling budget {}", settings.budget)
-            } else {
-                "busy polling not supported by the driver".to_string()
-            });
-            parts.push(if self.irq_deferral.is_some() {
-                format!("interrupts deferred {} us", settings.flush_timeout_ns / 1000)
-            } else {
-                "interrupts not deferred".to_string()
-            });
-        }
-        if self.data_path.local_peers {
-            parts.push("unfilled checksums of local senders accepted".to_string());
-        }
-        if self.data_path.splits {
-            parts.push("TCP segmented on receive, UDP not".to_string());
-        }
-        parts.join(", ")
+        self.queues.rx_missed()
     }
 }

@@ -108,13 +108,21 @@ impl NapiPoller {
     /// The kernel is older than 6.13, denies this process an `io_uring`, or reports no instance.
     pub fn for_interface(interface_index: u32) -> io::Result<Self> {
         let napis = NetdevSocket::open()?.napis(interface_index)?;
+        Self::for_napis(&napis.iter().map(|napi| napi.id).collect::<Vec<_>>())
+    }
+
+    /// Creates a poller for NAPI instances.
+    ///
+    /// # Errors
+    /// As [`NapiPoller::for_interface`].
+    pub(super) fn for_napis(napis: &[u32]) -> io::Result<Self> {
         if napis.is_empty() {
             return Err(io::ErrorKind::NotFound.into());
         }
         let ring = |poll_time: PollTime| {
             let ring = sys::create_uring()?;
             sys::uring_register_napi(ring.as_fd(), poll_time.us())?;
-            napis.iter().try_for_each(|napi| sys::uring_add_napi(ring.as_fd(), napi.id))?;
+            napis.iter().try_for_each(|&napi| sys::uring_add_napi(ring.as_fd(), napi))?;
             io::Result::Ok(ring)
         };
         let [short, medium, long] = PollTime::ALL.map(ring);

@@ -1,7 +1,7 @@
 //! Opens an AF_XDP device in the best mode that the interface supports.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use aya::EbpfError;
 use aya::maps::MapError;
@@ -10,17 +10,16 @@ use rustix::event::epoll;
 use tidegate_memory::Arena;
 
 use super::config::TargetInterface;
+use super::core_queues::{CoreQueues, DataPath, OpenedQueues};
 use super::holder;
 use super::irq_deferral::IrqDeferral;
 use super::napi::NapiPoller;
-use super::program::SteeringProgram;
+use super::program::{SocketMap, SteeringProgram};
 use super::queue::{Queue, QueueSettings};
 use super::rx_missed::RxMissedCounters;
 use super::socket::{Binding, XdpSocket};
-use super::softirq_mode::SoftirqMode;
-use super::traffic::TrafficMonitor;
 use super::umem::Umem;
-use super::{AttachMode, CopyMode, DataPath, XdpConfig, XdpDevice, XdpError};
+use super::{AttachMode, CopyMode, XdpConfig, XdpDevice, XdpError};
 use crate::capabilities::RequiredCapabilities;
 use crate::{Capabilities, Medium};
 
@@ -31,44 +30,22 @@ pub(super) fn open(
     arena: &mut Arena,
 ) -> Result<XdpDevice, XdpError> {
     config.rings.validate()?;
-    let umem = Umem::from_arena(arena);
-    let target = TargetInterface::find(&config, &umem)?;
+    let target = TargetInterface::find(&config, &Umem::from_arena(arena))?;
     let mut program = match loaded.take() {
         Some(program) => program,
         None => load()?,
     };
     let was_attached = program.link().is_some();
-    let result = take_into_service(&config, &target, &umem, &mut program, arena);
-    let OpenedParts { queues, data_path, poller, irq_deferral, readiness } = match result {
-        Ok(parts) => parts,
+    match take_into_service(config, target, &mut program, arena) {
+        Ok((queues, offered)) => Ok(XdpDevice { queues, program, offered }),
         Err(error) => {
             if !was_attached {
                 program.detach();
             }
             *loaded = Some(program);
-            return Err(error);
+            Err(error)
         }
-    };
-    let mut device = XdpDevice {
-        capabilities: capabilities(&target),
-        queues,
-        program,
-        poller,
-        irq_deferral,
-        traffic: TrafficMonitor::new(),
-        readiness,
-        data_path,
-        has_total_limit: false,
-        allows_idle_polls: true,
-        rx_missed: RxMissedCounters::open(&target),
-        times_emptied: 0,
-        softirq_mode: SoftirqMode::new(0, (0, 0)),
-        next_receive: 0,
-        next_transmit: 0,
-        large_bursts: 0,
-    };
-    device.capabilities.detail = device.detail();
-    Ok(device)
+    }
 }
 
 /// Loads the steering program, attached to no interface.
@@ -76,22 +53,39 @@ pub(super) fn load() -> Result<SteeringProgram, XdpError> {
     SteeringProgram::load().map_err(|error| load_error(error, RequiredCapabilities::XDP))
 }
 
-/// Parts of a device that depend on the interface.
-struct OpenedParts {
-    queues: Vec<Queue>,
-    data_path: DataPath,
-    poller: Option<NapiPoller>,
-    irq_deferral: Option<IrqDeferral>,
-    readiness: OwnedFd,
+/// Queues of another network core, to be opened with its arena.
+pub(super) struct QueueOffer {
+    config: XdpConfig,
+    target: TargetInterface,
+    native: bool,
+    copying: Copying,
+    sockets: SocketMap,
 }
 
+impl QueueOffer {
+    /// Opens the queues, whose frames are redirected from then on.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub(super) fn open(mut self, arena: &mut Arena) -> Result<CoreQueues, XdpError> {
+        let Self { config, target, native, copying, .. } = &self;
+        let sockets = bind_all(config, target, &Umem::from_arena(arena), *copying)?;
+        let opened = open_queues(config, target, (*native, *copying), sockets, arena)?;
+        let queues = CoreQueues::new(opened);
+        let set = queues.set_sockets(&self.target.queues, &mut self.sockets);
+        set.inspect_err(|_| arena.reclaim_all())?;
+        Ok(queues)
+    }
+}
+
+/// Attaches the program and opens the queues of the first network core. Also returns those of the
+/// others.
 fn take_into_service(
-    config: &XdpConfig,
-    target: &TargetInterface,
-    umem: &Umem,
+    config: XdpConfig,
+    target: TargetInterface,
     program: &mut SteeringProgram,
     arena: &mut Arena,
-) -> Result<OpenedParts, XdpError> {
+) -> Result<(CoreQueues, Vec<QueueOffer>), XdpError> {
     if let Some(&queue) = target.queues.iter().find(|&&queue| queue >= program.max_queues()) {
         let interface = target.name.clone();
         return Err(XdpError::NoQueue { interface, queue, active: program.max_queues() });
@@ -103,8 +97,45 @@ fn take_into_service(
             attach(link, config.mode, (&target.name, target.index), RequiredCapabilities::XDP)?
         }
     };
-    let (sockets, copying) = bind(config, target, umem, native)?;
+    let mut parts = target.share_out(config.cores, config.busy_poll.is_some()).into_iter();
+    let own = parts
+        .next()
+        .ok_or_else(|| XdpError::InvalidQueues { interface: config.interface.clone() })?;
+    let (sockets, copying) = bind(&config, &own, &Umem::from_arena(arena), native)?;
+    let opened = open_queues(&config, &own, (native, copying), sockets, arena)?;
+    let queues = CoreQueues::new(opened);
+    // The rules first, the sockets last, so that no frame is redirected by an incomplete set of
+    // rules.
+    let started = program.set_steering(&config.steering).and_then(|()| {
+        queues.set_sockets(&own.queues, program.sockets())?;
+        program.stop_dropping()
+    });
+    let offered = started.and_then(|()| {
+        parts
+            .map(|target| {
+                let (config, sockets) = (config.clone(), program.sockets().try_clone()?);
+                Ok(QueueOffer { config, target, native, copying, sockets })
+            })
+            .collect()
+    });
+    match offered {
+        Ok(offered) => Ok((queues, offered)),
+        Err(error) => {
+            drop(queues);
+            arena.reclaim_all();
+            Err(error.into())
+        }
+    }
+}
 
+/// Opens queues on bound sockets.
+fn open_queues(
+    config: &XdpConfig,
+    target: &TargetInterface,
+    (native, copying): (bool, Copying),
+    sockets: Vec<XdpSocket>,
+    arena: &mut Arena,
+) -> Result<OpenedQueues, XdpError> {
     let busy_poll = config.busy_poll.as_ref();
     if let Some(settings) = busy_poll {
         for socket in &sockets {
@@ -113,16 +144,8 @@ fn take_into_service(
     }
     let poller = busy_poll.and_then(|_| poller(target, &sockets));
     let irq_deferral = busy_poll.and_then(|settings| IrqDeferral::set(target, settings).ok());
-
-    let queues = queues(sockets, config, target, arena);
-    let readiness = match start(config, target, program, &queues) {
-        Ok(readiness) => readiness,
-        Err(error) => {
-            drop(queues);
-            arena.reclaim_all();
-            return Err(error);
-        }
-    };
+    let readiness = readiness(&sockets)
+        .map_err(|source| XdpError::Interface { interface: target.name.clone(), source })?;
     let data_path = DataPath {
         native,
         zero_copy: copying == Copying::None,
@@ -130,7 +153,15 @@ fn take_into_service(
         local_peers: target.has_local_peers,
         busy_poll: config.busy_poll,
     };
-    Ok(OpenedParts { queues, data_path, poller, irq_deferral, readiness })
+    Ok(OpenedQueues {
+        queues: queues(sockets, config, target, arena),
+        poller,
+        irq_deferral,
+        readiness,
+        data_path,
+        rx_missed: RxMissedCounters::open(target),
+        capabilities: capabilities(target),
+    })
 }
 
 fn busy_poll_error(source: io::Error) -> XdpError {
@@ -149,7 +180,10 @@ fn poller(target: &TargetInterface, sockets: &[XdpSocket]) -> Option<NapiPoller>
     if sockets.iter().all(XdpSocket::can_poll_driver) {
         return None;
     }
-    NapiPoller::for_interface(target.index).ok()
+    match &target.napis {
+        Some(napis) => NapiPoller::for_napis(napis).ok(),
+        None => NapiPoller::for_interface(target.index).ok(),
+    }
 }
 
 fn capabilities(target: &TargetInterface) -> Capabilities {
@@ -183,29 +217,12 @@ fn queues(
     sockets.into_iter().map(|socket| Queue::new(socket, settings, arena)).collect()
 }
 
-/// Fills the program's maps: the rules first, the sockets last, so that no frame is
-/// redirected by an incomplete set of rules.
-fn start(
-    config: &XdpConfig,
-    target: &TargetInterface,
-    program: &mut SteeringProgram,
-    queues: &[Queue],
-) -> Result<OwnedFd, XdpError> {
-    program.set_steering(&config.steering)?;
-    for (queue, &index) in queues.iter().zip(&target.queues) {
-        program.set_socket(index, queue.socket().as_fd())?;
-    }
-    program.stop_dropping()?;
-    readiness(queues)
-        .map_err(|source| XdpError::Interface { interface: target.name.clone(), source })
-}
-
 /// Creates an epoll descriptor that is readable while any socket has received frames.
-fn readiness(queues: &[Queue]) -> io::Result<OwnedFd> {
+fn readiness(sockets: &[XdpSocket]) -> io::Result<OwnedFd> {
     let readiness = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    for (index, queue) in queues.iter().enumerate() {
+    for (index, socket) in sockets.iter().enumerate() {
         let data = epoll::EventData::new_u64(index as u64);
-        epoll::add(&readiness, queue.socket(), data, epoll::EventFlags::IN)?;
+        epoll::add(&readiness, socket, data, epoll::EventFlags::IN)?;
     }
     Ok(readiness)
 }

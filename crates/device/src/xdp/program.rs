@@ -1,9 +1,9 @@
 //! BPF program that steers frames, and its maps.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use aya::maps::{MapData, MapError, PerCpuArray, XskMap};
+use aya::maps::{Map, MapData, MapError, PerCpuArray, XskMap};
 use aya::programs::{ProgramError, Xdp};
 use aya::{Ebpf, EbpfError};
 
@@ -24,10 +24,44 @@ pub(super) struct SteeringProgram {
     /// The inherited link still has the other process's program attached.
     awaits_takeover: bool,
     rules: RuleMaps,
-    sockets: XskMap<MapData>,
+    sockets: SocketMap,
     counts: PerCpuArray<MapData, u64>,
     admission: AdmissionMaps,
     ebpf: Ebpf,
+}
+
+/// Socket of each queue to which its frames are redirected. The map belongs to the program; the
+/// kernel removes sockets that are closed.
+pub(super) struct SocketMap {
+    sockets: XskMap<MapData>,
+    fd: OwnedFd,
+}
+
+impl SocketMap {
+    fn take(ebpf: &mut Ebpf) -> Result<Self, MapError> {
+        let map: MapData = match ebpf.take_map("sockets") {
+            Some(Map::XskMap(map)) => map,
+            _ => return Err(MapError::InvalidName { name: "sockets".into() }),
+        };
+        let fd = map.fd().as_fd().try_clone_to_owned().map_err(io_error)?;
+        Ok(Self { sockets: XskMap::try_from(Map::XskMap(map))?, fd })
+    }
+
+    /// A second handle of the same map.
+    pub(super) fn try_clone(&self) -> Result<Self, MapError> {
+        let clone = || self.fd.try_clone().map_err(io_error);
+        let map = MapData::from_fd(clone()?)?;
+        Ok(Self { sockets: XskMap::try_from(Map::XskMap(map))?, fd: clone()? })
+    }
+
+    /// Sets the socket to which frames of a queue are redirected.
+    pub(super) fn set(&mut self, queue: u32, fd: BorrowedFd<'_>) -> Result<(), MapError> {
+        self.sockets.set(queue, fd.as_raw_fd(), 0)
+    }
+}
+
+fn io_error(io_error: io::Error) -> MapError {
+    MapError::IoError(io_error)
 }
 
 impl SteeringProgram {
@@ -41,7 +75,7 @@ impl SteeringProgram {
             link: None,
             awaits_takeover: false,
             rules: RuleMaps::take(&mut ebpf)?,
-            sockets: take_map(&mut ebpf, "sockets")?,
+            sockets: SocketMap::take(&mut ebpf)?,
             counts: take_map(&mut ebpf, "counts")?,
             admission: AdmissionMaps::take(&mut ebpf)?,
             ebpf,
@@ -102,12 +136,12 @@ impl SteeringProgram {
 
     /// Maximum number of receive queues: size of the socket map.
     pub(super) fn max_queues(&self) -> u32 {
-        self.sockets.len()
+        self.sockets.sockets.len()
     }
 
-    /// Sets the socket to which frames of a queue are redirected.
-    pub(super) fn set_socket(&mut self, queue: u32, fd: BorrowedFd<'_>) -> Result<(), MapError> {
-        self.sockets.set(queue, fd.as_raw_fd(), 0)
+    /// Sockets to which frames are redirected.
+    pub(super) fn sockets(&mut self) -> &mut SocketMap {
+        &mut self.sockets
     }
 
     /// Current rules and VLAN.

@@ -246,3 +246,66 @@ fn counts_frames_that_cannot_be_sent() {
     assert_eq!(device.counters().transmitted, 0);
     device.close(&mut arena);
 }
+
+/// Two network cores with a queue each, and an arena each.
+#[test]
+fn queues_are_shared_out_among_cores() {
+    if !can_create_namespaces() {
+        return;
+    }
+    for busy_poll in [None, Some(BusyPoll::default())] {
+        let pair = VethPair::new(2);
+        let config =
+            XdpConfig::new("left").cores(2).busy_poll(busy_poll).steering(rules([udp(ECHO_PORT)]));
+        let (mut arena, mut other_arena) = (arena(2048), arena(2048));
+        let mut device = try_open(&pair.left, config, &mut arena).unwrap();
+        assert_eq!(device.capabilities().queues, 1);
+        let mut offered = device.offer_queues();
+        assert_eq!(offered.len(), 1, "{busy_poll:?}");
+        assert!(device.offer_queues().is_empty(), "offered once");
+        let open = offered.remove(0);
+        let mut other = pair.left.run(|| open(&mut other_arena)).unwrap();
+        // The kernel chooses the queue by the sender's transmit queue: the hash of the flow.
+        let (mut by_first, mut by_other) = (0, 0);
+        for (local, remote) in RIGHT_ADDRESSES.into_iter().zip(LEFT_ADDRESSES) {
+            for number in 0..32_u8 {
+                let socket = pair.right.run(|| UdpSocket::bind(at(local, 0)).unwrap());
+                socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+                socket.send_to(&[number; 100], at(remote, ECHO_PORT)).unwrap();
+                wait_until("the datagram on one of the queues", || {
+                    let first = echo_waiting(&mut device, &mut arena);
+                    let second = echo_waiting(&mut *other, &mut other_arena);
+                    (by_first, by_other) = (by_first + first, by_other + second);
+                    (first + second > 0).then_some(())
+                });
+                let mut answer = [0; 200];
+                let (len, from) = socket.recv_from(&mut answer).unwrap();
+                assert_eq!((&answer[..len], from), (&[number; 100][..], at(remote, ECHO_PORT)));
+            }
+        }
+        assert_eq!(by_first + by_other, 64);
+        assert!(by_first > 0 && by_other > 0, "{by_first} and {by_other}");
+        assert_eq!(other.counters().received, by_other);
+        drop(other.close_for_handover(&mut other_arena, false));
+        device.close(&mut arena);
+        assert_eq!(other_arena.available(), other_arena.capacity());
+        assert_eq!(arena.available(), arena.capacity());
+        wait_until_detached(&pair.left, "the next case");
+    }
+}
+
+/// Reflects the datagrams that wait, and returns their number.
+fn echo_waiting(device: &mut dyn Device, arena: &mut Arena) -> u64 {
+    let mut burst = Burst::new();
+    device.receive(arena, &mut burst, 64).unwrap();
+    let count = burst.len() as u64;
+    for frame in burst.drain(..) {
+        let mut bytes = arena.bytes(&frame).to_vec();
+        arena.free(frame);
+        frames::reflect(&mut bytes);
+        let mut answer = Burst::from([arena.alloc_from(&bytes).unwrap()]);
+        device.transmit(arena, &mut answer).unwrap();
+        assert!(answer.is_empty());
+    }
+    count
+}

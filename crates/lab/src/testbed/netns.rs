@@ -284,7 +284,7 @@ pub struct VethConfig {
     pub b: Vec<String>,
 }
 
-/// Two namespaces joined by a veth pair with one queue, up.
+/// Two namespaces joined by a veth pair, up.
 #[derive(Debug)]
 pub struct VethPair {
     /// The first end: clients and load generators.
@@ -307,18 +307,27 @@ impl VethPair {
         Ok(pair)
     }
 
-    /// Creates the namespaces, the devices and their addresses. The devices have the offloads that
-    /// Linux gives a veth: frames have unfilled checksums and up to 64 KiB.
+    /// Creates the namespaces, the devices and their addresses. The devices have one queue, and the
+    /// offloads that Linux gives a veth: frames have unfilled checksums and up to 64 KiB.
     ///
     /// # Errors
     /// The errors of [`Namespace::new`].
     pub fn new(config: &VethConfig) -> Result<Self, LabError> {
+        Self::with_queues(config, 1)
+    }
+
+    /// As [`VethPair::new`], with as many transmit and receive queues on both ends.
+    ///
+    /// # Errors
+    /// The errors of [`Namespace::new`].
+    pub fn with_queues(config: &VethConfig, queues: usize) -> Result<Self, LabError> {
         let (a, b) = (Namespace::new("a")?, Namespace::new("b")?);
         // At most 15 bytes. The name must also be recognisable in the name of a NAPI thread, which
         // has space for nine of them.
         let stem = format!("t{:x}{:x}", std::process::id() & 0xff_ffff, next_unique_number() & 0xf);
         let (device_a, device_b) = (format!("{stem}a"), format!("{stem}b"));
-        let queues = ["numtxqueues", "1", "numrxqueues", "1"];
+        let queues = queues.to_string();
+        let queues = ["numtxqueues", &queues, "numrxqueues", &queues];
         let mut add = vec!["link", "add", &device_a];
         add.extend(queues);
         add.extend(["type", "veth", "peer", "name", &device_b]);

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_device::{Capabilities, DeviceCounters};
-use tidegate_engine::{self as engine, EngineCounters, NetConfig, OpenError};
+use tidegate_engine::{
+    self as engine, Engine, EngineCounters, NetConfig, OpenError, PortClaims, ShardedStacks,
+};
 use tidegate_gate::admission::{self, ClassCounters};
-use tidegate_gate::{GateCounters, Settings};
+use tidegate_gate::{GateCounters, Mode, Settings};
 use tidegate_memory::lock_meter::LockStatistics;
 #[cfg(feature = "attach")]
 use tidegate_service::attachment::Attachment;
@@ -98,20 +100,76 @@ impl NetCounters {
     }
 }
 
+/// Settings of an embedded stack beside its engine.
+struct StackSettings {
+    thread_mode: Option<Mode>,
+    has_lock_statistics: bool,
+}
+
+impl StackSettings {
+    fn of(config: &NetConfig) -> Self {
+        Self {
+            thread_mode: config.thread_mode(),
+            has_lock_statistics: config.has_lock_statistics(),
+        }
+    }
+
+    /// Starts a stack, with threads of its own in some modes.
+    fn start(&self, engine: Engine, claims: PortClaims) -> Result<Net, OpenError> {
+        let meter = self.has_lock_statistics.then(Box::default);
+        let shared = EmbeddedStack::new(engine, claims, meter).map_err(OpenError::Io)?;
+        let shared = Arc::new(shared);
+        let start = |mode| threads::start(&shared, mode);
+        let threads = self.thread_mode.map(start).transpose().map_err(OpenError::Io)?;
+        Ok(Net { backend: Backend::Embedded { shared, threads: threads.map(Arc::new) } })
+    }
+}
+
 impl Net {
     /// Opens the device and starts a stack on it.
     ///
     /// # Errors
     /// [`OpenError`] states the cause and the remedy; everything opened so far is released.
     pub fn open(config: NetConfig) -> Result<Self, OpenError> {
-        let mode = config.thread_mode();
-        let meter = config.has_lock_statistics().then(Box::default);
+        let settings = StackSettings::of(&config);
         let (engine, claims) = engine::open(config)?;
-        let shared = EmbeddedStack::new(engine, claims, meter).map_err(OpenError::Io)?;
-        let shared = Arc::new(shared);
-        let threads =
-            mode.map(|mode| threads::start(&shared, mode)).transpose().map_err(OpenError::Io)?;
-        Ok(Self { backend: Backend::Embedded { shared, threads: threads.map(Arc::new) } })
+        settings.start(engine, claims)
+    }
+
+    /// Opens the device for `cores` threads, and starts a stack for each: for programs that serve
+    /// from several threads without a lock between them. All stacks have the same addresses. Each
+    /// reads its own receive queue if the device has as many; otherwise the first one reads for all.
+    ///
+    /// A port belongs to the stack that binds it. Sockets with option `reuse_port`, one on each
+    /// stack, share a port: every flow stays with one of them. The first stack is needed by the
+    /// others: it must be run, and be dropped last. As long as a thread does not run its stack, the
+    /// frames in its queue wait.
+    ///
+    /// # Errors
+    /// As [`Net::open`]; and when the stack shares the kernel's addresses.
+    ///
+    /// # Examples
+    /// ```
+    /// use tidegate::{Net, NetConfig, UdpOptions, UdpSocket};
+    ///
+    /// let (device, _peer) = tidegate::mem::wire(&Default::default())?;
+    /// let config = NetConfig::new(device).address("192.0.2.1/24".parse()?);
+    /// let shared = UdpOptions::default().reuse_port(true);
+    /// for net in Net::open_cores(config, 2)? {
+    ///     // One thread each.
+    ///     let socket = UdpSocket::bind_with(&net, "192.0.2.1:53".parse()?, shared)?;
+    ///     assert_eq!(socket.local_addr()?.port(), 53);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open_cores(config: NetConfig, cores: usize) -> Result<Vec<Self>, OpenError> {
+        let settings = StackSettings::of(&config);
+        let ShardedStacks { stacks, flow_steering } = engine::open_sharded(config, cores)?;
+        // Each resolves its own neighbours.
+        if let Some(flow_steering) = flow_steering {
+            (0..cores).for_each(|core| flow_steering.set_active(core));
+        }
+        stacks.into_iter().map(|(engine, claims)| settings.start(engine, claims)).collect()
     }
 
     /// Attaches to the daemon that listens at `path` (`tidegate daemon`). The daemon lists

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use tidegate_device::sharded::PortSharing;
 use tidegate_device::steering::TransportProtocol;
 use tidegate_engine::{KernelPort, PortClaim};
 use tidegate_stack::{
@@ -145,7 +146,14 @@ impl SocketOps for EmbeddedCore {
         let local = claim.as_ref().map_or(local, |claim| claim.local());
         let (stack, _, _) = self.engine.parts();
         match stack.tcp_listen(local, backlog, options) {
-            Ok(id) => Ok((id, claim)),
+            Ok(id) => {
+                let local = stack.tcp_listener_addr(id).unwrap_or(local);
+                let sharing = PortSharing::new(options.reuse_port, options.owner);
+                let claim =
+                    self.claims.claim_among_cores(TransportProtocol::Tcp, local, sharing, claim);
+                let claim = claim.inspect_err(|_| self.tcp_close_listener(id, None))?;
+                Ok((id, claim))
+            }
             Err(error) => {
                 self.release(claim);
                 Err(error.into())
@@ -199,7 +207,13 @@ impl SocketOps for EmbeddedCore {
         let now_ns = self.engine.read_clock();
         let (stack, arena, _) = self.engine.parts();
         match stack.tcp_connect(now_ns, arena, local, remote, options) {
-            Ok(id) => Ok((id, claim)),
+            Ok(id) => {
+                let Some(local) = stack.tcp_local_addr(id) else { return Ok((id, claim)) };
+                let (protocol, sharing) = (TransportProtocol::Tcp, PortSharing::Exclusive);
+                let claim = self.claims.claim_among_cores(protocol, local, sharing, claim);
+                let claim = claim.inspect_err(|_| self.tcp_close(id, true, None))?;
+                Ok((id, claim))
+            }
             Err(error) => {
                 self.release(claim);
                 Err(error.into())
@@ -318,6 +332,10 @@ impl SocketOps for EmbeddedCore {
         let (device, dual) = (self.engine.device(), options.dual_stack);
         let claimed =
             self.claims.claim(device, TransportProtocol::Udp, local, dual, KernelPort::Own);
+        let sharing = PortSharing::new(options.reuse_port, options.owner);
+        let claimed = claimed.and_then(|claim| {
+            self.claims.claim_among_cores(TransportProtocol::Udp, local, sharing, claim)
+        });
         let claim = claimed.inspect_err(|_| {
             let (stack, arena, _) = self.engine.parts();
             stack.udp_close(id, arena);

@@ -1,3 +1,5 @@
+mod queues;
+
 use std::net::IpAddr;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -54,16 +56,17 @@ fn both(protocol: u8, to: u16, payload: &[u8]) -> [Vec<u8>; 2] {
 struct Testbed {
     sender: MemDevice,
     arena: Arena,
-    primary: PrimaryDevice,
+    primary: CoreDevice,
     primary_arena: Arena,
-    secondaries: Vec<(SecondaryDevice, Arena)>,
+    secondaries: Vec<(CoreDevice, Arena)>,
 }
 
 impl Testbed {
     fn new(cores: usize) -> Self {
         let config = MemConfig { medium: Medium::Ip, capacity: 2048, ..MemConfig::default() };
         let (sender, device) = wire(&config).unwrap();
-        let (primary, secondaries) = shard(Box::new(device), cores).unwrap();
+        let mut secondaries = shard(Box::new(device), cores).unwrap();
+        let primary = secondaries.remove(0);
         let secondaries = secondaries.into_iter().map(|secondary| (secondary, arena())).collect();
         Self { sender, arena: arena(), primary, primary_arena: arena(), secondaries }
     }
@@ -109,7 +112,7 @@ fn receive_all(device: &mut dyn Device, arena: &mut Arena) -> Vec<Vec<u8>> {
     burst.drain(..).map(take).collect()
 }
 
-fn readable(primary: &PrimaryDevice) -> bool {
+fn readable(primary: &CoreDevice) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let fd = primary.wake_fd().unwrap();
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).unwrap() == 1
@@ -358,7 +361,7 @@ fn ring_overflow_drops_frames_of_that_core_only() {
     testbed.claim(2, TransportProtocol::Udp, 2).unwrap();
     let [flood, _] = both(UDP, 1, b"flood");
     let [other, _] = both(UDP, 2, b"other");
-    for _ in 0..WIRE_FRAMES + 10 {
+    for _ in 0..LINK_FRAMES + 10 {
         testbed.send(&flood);
     }
     testbed.send(&other);
@@ -637,7 +640,7 @@ fn primary_core_forwards_while_it_does_not_receive() {
     let flow_steering = testbed.primary.flow_steering();
     for packet in both(UDP, 53, b"out") {
         testbed.primary.pause_receive(1_000_000).unwrap();
-        let is_woken = |primary: &PrimaryDevice| {
+        let is_woken = |primary: &CoreDevice| {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let fd = primary.pause_wake_fd().unwrap();
             poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).unwrap() == 1
