@@ -133,7 +133,7 @@ fn corpus_snapshots() -> Vec<(String, Vec<u8>)> {
 }
 
 /// Restores seeds made by `Stack::save`, in every setup. The file names of the other seeds give the
-/// expected outcome.
+/// expected outcome; those that a fuzzer found have the hash of their content.
 #[test]
 fn corpus_of_saved_stack() {
     let snapshots = corpus_snapshots();
@@ -148,9 +148,13 @@ fn corpus_of_saved_stack() {
             Some("refused") => Outcome::Refused,
             _ => Outcome::Unreadable,
         };
+        let is_found = name.len() == 40;
         for setup in 0..8 {
-            let outcome = saved_stack::check(&[&[setup], &bytes[1..]].concat());
-            assert_eq!(outcome, expected, "{name}: has the snapshot format changed?");
+            let outcome = saved_stack::check(&[&[setup], bytes.get(1..).unwrap_or(&[])].concat());
+            assert!(
+                is_found || outcome == expected,
+                "{name} is {outcome:?}: has the snapshot format changed?"
+            );
         }
     }
 }

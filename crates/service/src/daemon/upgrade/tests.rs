@@ -253,7 +253,8 @@ fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/daemon_state")
 }
 
-/// The name of each seed tells the expected outcome.
+/// The name of each seed tells the expected outcome; those that a fuzzer found have the hash of
+/// their content.
 #[test]
 fn corpus_of_daemon_state() {
     let mut reached = BTreeSet::new();
@@ -266,7 +267,8 @@ fn corpus_of_daemon_state() {
             _ => daemon_state::Outcome::Unreadable,
         };
         let outcome = daemon_state::check(&std::fs::read(path).unwrap());
-        assert_eq!(outcome, expected, "{name}: has the format changed?");
+        let is_found = name.len() == 40;
+        assert!(is_found || outcome == expected, "{name} is {outcome:?}: has the format changed?");
         reached.insert(outcome);
     }
     assert_eq!(reached.len(), 3, "{reached:?}");
