@@ -114,10 +114,16 @@ impl StackSettings {
         }
     }
 
-    /// Starts a stack, with threads of its own in some modes.
-    fn start(&self, engine: Engine, claims: PortClaims) -> Result<Net, OpenError> {
+    /// Starts a stack, with threads of its own in some modes; on a secondary core with the stack of
+    /// the primary one.
+    fn start(
+        &self,
+        (engine, claims): (Engine, PortClaims),
+        primary: Option<&Net>,
+    ) -> Result<Net, OpenError> {
         let meter = self.has_lock_statistics.then(Box::default);
-        let shared = EmbeddedStack::new(engine, claims, meter).map_err(OpenError::Io)?;
+        let primary = primary.and_then(Net::embedded).map(Arc::clone);
+        let shared = EmbeddedStack::new(engine, claims, meter, primary).map_err(OpenError::Io)?;
         let shared = Arc::new(shared);
         let start = |mode| threads::start(&shared, mode);
         let threads = self.thread_mode.map(start).transpose().map_err(OpenError::Io)?;
@@ -132,8 +138,7 @@ impl Net {
     /// [`OpenError`] states the cause and the remedy; everything opened so far is released.
     pub fn open(config: NetConfig) -> Result<Self, OpenError> {
         let settings = StackSettings::of(&config);
-        let (engine, claims) = engine::open(config)?;
-        settings.start(engine, claims)
+        settings.start(engine::open(config)?, None)
     }
 
     /// Opens the device for `cores` threads, and starts a stack for each: for programs that serve
@@ -141,9 +146,9 @@ impl Net {
     /// reads its own receive queue if the device has as many; otherwise the first one reads for all.
     ///
     /// A port belongs to the stack that binds it. Sockets with option `reuse_port`, one on each
-    /// stack, share a port: every flow stays with one of them. The first stack is needed by the
-    /// others: it must be run, and be dropped last. As long as a thread does not run its stack, the
-    /// frames in its queue wait.
+    /// stack, share a port: every flow stays with one of them. Each stack must be run: as long as a
+    /// thread does not, the frames in its queue wait, those for the other stacks too. The first stack
+    /// ends after the others, whichever is dropped first.
     ///
     /// # Errors
     /// As [`Net::open`]; and when the stack shares the kernel's addresses.
@@ -157,7 +162,7 @@ impl Net {
     /// let shared = UdpOptions::default().reuse_port(true);
     /// for net in Net::open_cores(config, 2)? {
     ///     // One thread each.
-    ///     let socket = UdpSocket::bind_with(&net, "192.0.2.1:53".parse()?, shared)?;
+    ///     let socket = UdpSocket::bind_with(&net, "192.0.2.1:53", shared)?;
     ///     assert_eq!(socket.local_addr()?.port(), 53);
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -169,7 +174,12 @@ impl Net {
         if let Some(flow_steering) = flow_steering {
             (0..cores).for_each(|core| flow_steering.set_active(core));
         }
-        stacks.into_iter().map(|(engine, claims)| settings.start(engine, claims)).collect()
+        let mut nets = Vec::with_capacity(cores);
+        for stack in stacks {
+            let net = settings.start(stack, nets.first())?;
+            nets.push(net);
+        }
+        Ok(nets)
     }
 
     /// Attaches to the daemon that listens at `path` (`tidegate daemon`). The daemon lists
@@ -338,8 +348,8 @@ impl Net {
     /// Finishes closed connections, for at most 2 s: for a process that exits without
     /// dropping its last handle of the stack.
     pub fn finish(&self) {
-        if let Some(mut core) = self.lock_embedded() {
-            core.finish_connections();
+        if let Some(shared) = self.embedded() {
+            shared.finish_connections();
         }
     }
 

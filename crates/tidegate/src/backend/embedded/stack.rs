@@ -34,6 +34,8 @@ pub(crate) struct EmbeddedStack {
     pub(crate) wake_fds: WakeFds,
     /// Signals an idle processor; present if there is a CPU share to lift.
     idle: Option<IdleDetector>,
+    /// Stack of the primary core, which other cores need until they are closed: the last field.
+    primary: Option<Arc<EmbeddedStack>>,
 }
 
 impl std::fmt::Debug for EmbeddedStack {
@@ -45,11 +47,17 @@ impl std::fmt::Debug for EmbeddedStack {
 
 impl Drop for EmbeddedStack {
     fn drop(&mut self) {
-        self.core.get_mut().unwrap_or_else(PoisonError::into_inner).finish_connections();
+        let core = self.core.get_mut().unwrap_or_else(PoisonError::into_inner);
+        core.finish_connections(self.primary.as_deref());
     }
 }
 
 impl EmbeddedStack {
+    /// Finishes closed connections, for a limited time.
+    pub(crate) fn finish_connections(&self) {
+        self.lock().finish_connections(self.primary.as_deref());
+    }
+
     /// Runs the stack until `ready` returns a value or the deadline passes.
     pub(crate) fn run_until<R>(
         &self,
@@ -198,18 +206,19 @@ impl EmbeddedStack {
         }
     }
 
-    /// Makes the stack of an opened engine.
+    /// Makes the stack of an opened engine; on a secondary core with the stack of the primary one.
     pub(crate) fn new(
         mut engine: Engine,
         claims: PortClaims,
         meter: Option<Box<LockMeter>>,
+        primary: Option<Arc<EmbeddedStack>>,
     ) -> io::Result<Self> {
         let wake_fds = engine.wake_fds()?;
         let has_share = engine.gate().settings().config().cpu_share_percent < 100;
         let idle = has_share.then(IdleDetector::start).transpose()?;
         let measures_lock = meter.is_some();
         let core = EmbeddedCore::new(engine, claims, meter);
-        Ok(Self { core: Mutex::new(core), measures_lock, wake_fds, idle })
+        Ok(Self { core: Mutex::new(core), measures_lock, wake_fds, idle, primary })
     }
 
     #[inline]
