@@ -11,7 +11,6 @@ use tidegate_stack::{Event, OwnAddresses, UdpId};
 
 use super::reader_groups::ReaderGroups;
 use super::recent_wait::RecentWait;
-use super::stack::EmbeddedStack;
 use crate::types::added_readiness::AddedReadiness;
 use crate::types::followers::Followers;
 use crate::types::poll_sets::PollSets;
@@ -220,11 +219,10 @@ impl EmbeddedCore {
         self.reader_groups.serve(&mut self.engine)
     }
 
-    /// Finishes closed connections, for at most [`FINISH_TIMEOUT`]. A secondary core may send and
-    /// receive through the `primary` one, which nobody else may run any more.
-    pub(super) fn finish_connections(&mut self, primary: Option<&EmbeddedStack>) {
+    /// Finishes closed connections, for at most [`FINISH_TIMEOUT`]. Between rounds, `forward` runs
+    /// what this core sends and receives through, and returns true if that received frames.
+    pub(super) fn finish_connections(&mut self, forward: impl Fn() -> bool) {
         let began = Instant::now();
-        let forward = || primary.is_some_and(|primary| primary.lock().run().is_ok_and(|n| n > 0));
         while self.engine.stack().tcp_unfinished() && began.elapsed() < FINISH_TIMEOUT {
             let is_busy = self.run().is_ok_and(|received| received > 0);
             if !(forward() || is_busy) {

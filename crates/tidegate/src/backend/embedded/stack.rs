@@ -47,15 +47,22 @@ impl std::fmt::Debug for EmbeddedStack {
 
 impl Drop for EmbeddedStack {
     fn drop(&mut self) {
-        let core = self.core.get_mut().unwrap_or_else(PoisonError::into_inner);
-        core.finish_connections(self.primary.as_deref());
+        let Self { core, primary, .. } = self;
+        let core = core.get_mut().unwrap_or_else(PoisonError::into_inner);
+        core.finish_connections(|| run_primary(primary.as_deref()));
     }
+}
+
+/// Runs the stack of the primary core, for a secondary core that ends: nobody else may run it any
+/// more. Returns true if it has received frames.
+fn run_primary(primary: Option<&EmbeddedStack>) -> bool {
+    primary.is_some_and(|primary| primary.lock().run().is_ok_and(|received| received > 0))
 }
 
 impl EmbeddedStack {
     /// Finishes closed connections, for a limited time.
     pub(crate) fn finish_connections(&self) {
-        self.lock().finish_connections(self.primary.as_deref());
+        self.lock().finish_connections(|| run_primary(self.primary.as_deref()));
     }
 
     /// Runs the stack until `ready` returns a value or the deadline passes.
