@@ -108,12 +108,10 @@ impl ProtectConfig {
     }
 
     fn transports(&self) -> Result<Vec<Transport>, LabError> {
-        if !self.carriers.is_empty() {
-            return self.carriers.iter().map(|name| name.parse()).collect();
+        match &self.carriers[..] {
+            [] => DEFAULT_TRANSPORTS.iter().map(|name| name.parse()).collect(),
+            names => names.iter().map(|name| name.parse()).collect(),
         }
-        Ok(Transport::all()
-            .filter(|transport| DEFAULT_TRANSPORTS.contains(&transport.name()))
-            .collect())
     }
 }
 
@@ -301,5 +299,12 @@ mod tests {
         assert!(check_error(ProtectConfig { repeats: 0, ..config.clone() }).contains("repeats"));
         let unknown = ProtectConfig { carriers: vec!["pulled".into()], ..config };
         assert!(check_error(unknown).contains("pulled"));
+    }
+
+    #[test]
+    fn kernel_is_one_of_the_default_transports() {
+        let transports = ProtectConfig::default().transports().unwrap();
+        assert_eq!(transports.len(), DEFAULT_TRANSPORTS.len());
+        assert!(transports.contains(&Transport::kernel()));
     }
 }
