@@ -246,11 +246,21 @@ fn server_reads_a_queue_on_each_core() {
     if !can_run("queues", &[]) {
         return;
     }
-    for (queues, cores) in [(2, 2), (2, 3), (1, 2)] {
-        let testbed = Testbed::with_queues(queues);
+    let cases = [
+        (DeviceKind::Xdp, 2, 2),
+        (DeviceKind::Xdp, 2, 3),
+        (DeviceKind::Xdp, 1, 2),
+        // A socket for each core, whatever the card has.
+        (DeviceKind::Packet, 3, 3),
+    ];
+    for (kind, queues, cores) in cases {
+        let testbed = match kind {
+            DeviceKind::Xdp => Testbed::with_queues(queues),
+            kind => Testbed::new(kind),
+        };
         let (listen, count) = (["echo", "--listen", "7777", "--cores"], cores.to_string());
         let arguments = [&listen[..], &[&count]].concat();
-        let server = testbed.serve(DeviceKind::Xdp, &arguments);
+        let server = testbed.serve(kind, &arguments);
         for server in [SERVER_V4, SERVER_V6] {
             let address = SocketAddr::new(server.parse().unwrap(), 7777);
             let any = if server.contains(':') { "[::]:0" } else { "0.0.0.0:0" };

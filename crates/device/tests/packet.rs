@@ -276,6 +276,55 @@ fn fanout_group_shares_the_flows() {
     }
 }
 
+/// Two network cores read different flows, each with an arena of its own.
+#[test]
+fn flows_are_shared_out_among_cores() {
+    if !enter_namespace() {
+        return;
+    }
+    veth();
+    for receive in RECEIVE_MODES {
+        let mut arenas = [arena(256), arena(256)];
+        let config = PacketConfig::new("tg0").receive(receive).cores(2);
+        let mut device = PacketDevice::open(&config, &mut arenas[0]).unwrap();
+        let mut offered = device.offer_queues();
+        assert_eq!(offered.len(), 1);
+        assert!(device.offer_queues().is_empty(), "offered once");
+        let mut other = offered.remove(0)(&mut arenas[1]).unwrap();
+        let clients: Vec<_> = (0..64).map(|_| client(KERNEL_V4, DEVICE_V4)).collect();
+        let mut counts = [0; 2];
+        for client in &clients {
+            client.send(b"over and back").unwrap();
+            let began = Instant::now();
+            let before: u32 = counts.iter().sum();
+            while counts.iter().sum::<u32>() == before {
+                assert!(began.elapsed() < TIMEOUT, "{receive:?}: {counts:?}");
+                let devices: [&mut dyn Device; 2] = [&mut device, &mut *other];
+                for ((device, arena), count) in
+                    devices.into_iter().zip(&mut arenas).zip(&mut counts)
+                {
+                    let mut burst = Burst::new();
+                    device.receive(arena, &mut burst, 64).unwrap();
+                    let mut answers = Burst::new();
+                    for mut frame in burst.drain(..) {
+                        if is_udp_to(arena.bytes(&frame), true, ECHO_PORT) {
+                            reflect(arena.bytes_mut(&mut frame), true);
+                            answers.push_back(frame);
+                            *count += 1;
+                        } else {
+                            arena.free(frame);
+                        }
+                    }
+                    device.transmit(arena, &mut answers).unwrap();
+                    assert!(answers.is_empty());
+                }
+            }
+            assert_eq!(client.recv(&mut [0; 64]).unwrap(), 13);
+        }
+        assert!(counts.iter().all(|&count| count > 0), "{receive:?}: {counts:?}");
+    }
+}
+
 #[test]
 fn vlan_tag_is_preserved() {
     if !enter_namespace() {

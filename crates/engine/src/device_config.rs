@@ -78,7 +78,10 @@ impl DeviceConfig {
             Self::Xdp(config) => config.cores = cores,
             #[cfg(all(feature = "packet", feature = "xdp"))]
             Self::Auto(config) => config.cores = cores,
-            _ => {}
+            #[cfg(feature = "packet")]
+            Self::Packet(config) => config.cores = cores,
+            // Other devices have one queue, whatever the number of cores.
+            _ => _ = cores,
         }
     }
 

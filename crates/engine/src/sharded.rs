@@ -13,7 +13,7 @@ use tidegate_wire::MacAddr;
 use crate::claim::PortClaims;
 use crate::open::{NetConfig, OpenError, OpenHook};
 use crate::prepared::{PreparedEngine, call_hook, open_secondary};
-use crate::{DeviceConfig, Engine, EngineConfig};
+use crate::{DeviceConfig, Engine, EngineConfig, IdleConfig};
 
 /// Engines and stacks that share one device.
 pub struct ShardedStacks {
@@ -215,6 +215,11 @@ fn local_port(transport: Transport, local: SocketAddr) -> LocalPort {
 
 /// Configuration of a secondary core: same addresses, without the device.
 fn secondary_config(config: &NetConfig) -> NetConfig {
+    let mut idle = config.engine.idle;
+    if config.device.is_fed_by_kernel() && idle == IdleConfig::default() {
+        // As on the primary core.
+        idle.spin_ns = 0;
+    }
     let not_open = || io::Error::other("this device was not created");
     NetConfig {
         device: DeviceConfig::Custom(Box::new(move |_| Err(not_open()))),
@@ -230,7 +235,7 @@ fn secondary_config(config: &NetConfig) -> NetConfig {
         vlan: config.vlan,
         limits: config.limits.clone(),
         arena: config.arena,
-        engine: EngineConfig { gate: config.engine.gate.clone(), ..config.engine },
+        engine: EngineConfig { gate: config.engine.gate.clone(), idle },
         own_thread: config.own_thread,
         lock_statistics: config.lock_statistics,
         kernel_ports_bound: config.kernel_ports_bound,

@@ -69,6 +69,10 @@ pub struct PacketConfig {
     /// Joins this fanout group: flows are distributed by hash over all devices of the group
     /// (`PACKET_FANOUT_HASH`).
     pub fanout: Option<u16>,
+    /// Number of network cores that share the flows, at least 1: the device is that of core 0, and
+    /// offers one for each of the others ([`Device::offer_queues`](crate::Device::offer_queues)), in
+    /// a fanout group of their own. Only with addresses of the device's own.
+    pub cores: usize,
     /// Reason for this device, as part of its description.
     pub reason: Option<String>,
 }
@@ -85,6 +89,7 @@ impl PacketConfig {
             promiscuous: false,
             segmentation: false,
             fanout: None,
+            cores: 1,
             reason: None,
         }
     }
@@ -122,6 +127,11 @@ impl PacketConfig {
     /// Sets the fanout group to join.
     pub fn fanout(self, fanout: impl Into<Option<u16>>) -> Self {
         Self { fanout: fanout.into(), ..self }
+    }
+
+    /// Sets the number of network cores that share the flows.
+    pub fn cores(self, cores: usize) -> Self {
+        Self { cores, ..self }
     }
 
     /// Sets the reason for this device, which [`Capabilities::detail`](crate::Capabilities::detail)

@@ -35,7 +35,7 @@ use crate::netlink::{self, Interface};
 use crate::segments::{Segments, Splitter};
 #[cfg(feature = "xdp")]
 use crate::steering::SteeringRule;
-use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, buffer, vnet};
+use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, OpenDevice, buffer, vnet};
 pub use config::{PacketConfig, PacketError, ReceiveMode, Steering};
 #[cfg(feature = "xdp")]
 pub use divert::PortDiverter;
@@ -90,6 +90,8 @@ pub struct PacketDevice {
     diverter: Option<PortDiverter>,
     /// Limits GRO, so that coalesced frames fit into buffers.
     gro_limit: Option<GroLimit>,
+    /// Devices for the other network cores, until they are offered.
+    offered: Vec<PacketConfig>,
 }
 
 impl PacketDevice {
@@ -142,6 +144,7 @@ impl PacketDevice {
             #[cfg(feature = "xdp")]
             diverter.as_mut(),
         )?;
+        let offered = share_flows(config, &socket);
         // GRO limits count IP packets, without the link header.
         let longest = u16::MAX - HEADROOM_BYTES - LINK_HEADER_BYTES as u16;
         // Without permission to set the limit, frames that do not fit are dropped and counted.
@@ -184,6 +187,7 @@ impl PacketDevice {
             #[cfg(feature = "xdp")]
             diverter,
             gro_limit,
+            offered,
         })
     }
 
@@ -324,6 +328,21 @@ fn validate(config: &PacketConfig, interface: &Interface) -> Result<(), PacketEr
 }
 
 /// Opens, configures and binds the socket, in the order that the kernel requires.
+/// Shares the flows with other network cores, and returns the devices of these: none if that is not
+/// possible.
+fn share_flows(config: &PacketConfig, socket: &Socket) -> Vec<PacketConfig> {
+    // Ports are diverted to one socket, and segments do not go from core to core.
+    let can_share = matches!(config.steering, Steering::Everything | Steering::Addresses(_))
+        && !config.segmentation
+        && config.fanout.is_none();
+    if config.cores < 2 || !can_share {
+        return Vec::new();
+    }
+    // An older kernel does not choose a group: one core reads all.
+    let Ok(group) = socket.join_fanout(None) else { return Vec::new() };
+    vec![config.clone().cores(1).fanout(group); config.cores - 1]
+}
+
 fn open_socket(
     config: &PacketConfig,
     interface: &Interface,
@@ -385,8 +404,7 @@ fn open_socket(
     }
     socket.bind(interface.index).map_err(step("bind a packet socket"))?;
     if let Some(group) = config.fanout {
-        let value = i32::from(group) | (libc::PACKET_FANOUT_HASH as i32) << 16;
-        socket.set_packet(libc::PACKET_FANOUT, value).map_err(step("join the fanout group"))?;
+        socket.join_fanout(Some(group)).map_err(step("join the fanout group"))?;
     }
     Ok((socket, receiver))
 }
@@ -588,6 +606,16 @@ impl Device for PacketDevice {
             return Err(io::ErrorKind::Unsupported.into());
         };
         diverter.set_steering(rule, take).map_err(io::Error::other)
+    }
+
+    fn offer_queues(&mut self) -> Vec<OpenDevice> {
+        let open = |config: PacketConfig| -> OpenDevice {
+            Box::new(move |arena| {
+                let device = PacketDevice::open(&config, arena).map_err(io::Error::other)?;
+                Ok(Box::new(device))
+            })
+        };
+        self.offered.drain(..).map(open).collect()
     }
 
     fn close_for_handover(

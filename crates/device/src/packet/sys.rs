@@ -23,6 +23,9 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 /// A packet socket.
 pub struct Socket(OwnedFd);
 
+/// Fanout flag that the `libc` crate does not have yet: the kernel chooses the group.
+const PACKET_FANOUT_FLAG_UNIQUEID: libc::c_uint = 0x2000;
+
 impl Socket {
     /// Opens a socket that receives nothing until it is bound.
     pub fn open() -> io::Result<Self> {
@@ -125,19 +128,40 @@ impl Socket {
     pub fn take_drops(&self) -> io::Result<u64> {
         // SAFETY: all zero is a valid `tpacket_stats_v3`.
         let mut stats: libc::tpacket_stats_v3 = unsafe { mem::zeroed() };
-        let mut len = size_of::<libc::tpacket_stats_v3>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes into the live value;
-        // sockets without a V3 ring fill the first two of its fields.
+        // Sockets without a V3 ring fill the first two of its fields.
+        self.read_packet(libc::PACKET_STATISTICS, &mut stats)?;
+        Ok(u64::from(stats.tp_drops))
+    }
+
+    /// Joins a fanout group that distributes flows by hash: this group, or a new one. Returns the
+    /// group.
+    pub fn join_fanout(&self, group: Option<u16>) -> io::Result<u16> {
+        let kind = match group {
+            Some(_) => libc::PACKET_FANOUT_HASH,
+            None => libc::PACKET_FANOUT_HASH | PACKET_FANOUT_FLAG_UNIQUEID,
+        };
+        let value = i32::from(group.unwrap_or(0)) | (kind as i32) << 16;
+        self.set_packet(libc::PACKET_FANOUT, value)?;
+        let mut joined = 0_u32;
+        self.read_packet(libc::PACKET_FANOUT, &mut joined)?;
+        Ok(joined as u16)
+    }
+
+    /// Reads an option of packet(7).
+    fn read_packet<T>(&self, option: i32, value: &mut T) -> io::Result<()> {
+        let mut len = size_of::<T>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes into the live value; every caller passes a
+        // type that the option asks for, and for which any bytes are valid.
         check(unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),
                 libc::SOL_PACKET,
-                libc::PACKET_STATISTICS,
-                ptr::from_mut(&mut stats).cast(),
+                option,
+                ptr::from_mut(value).cast(),
                 &mut len,
             )
         })?;
-        Ok(u64::from(stats.tp_drops))
+        Ok(())
     }
 
     /// Creates a TPACKET_V3 receive ring and maps it. `block_bytes` is a power of two and at least
