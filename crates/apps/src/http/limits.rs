@@ -69,7 +69,7 @@ impl HttpLimits {
         self.memory_bytes.saturating_add(self.memory_bytes / 3)
     }
 
-    /// Part of one of several cores that serve together: `connections` and memory are divided.
+    /// Part of one of several cores that serve together: connections and memory are divided.
     pub fn share_of(self, cores: usize) -> Self {
         let cores = cores.max(1);
         Self {

@@ -36,7 +36,7 @@ pub(super) struct CoreClaims {
     migrating: u32,
 }
 
-/// Distribution of a shared port's flows at one moment, as the primary core reads it.
+/// Distribution of a shared port's flows at one moment, as a core with a queue reads it.
 pub(super) struct SharedPort {
     /// Cores that have claimed the port, one bit each.
     pub(super) cores: u64,

@@ -1,5 +1,5 @@
-//! Flow table: the core of each flow on ports that cores share. Cores write to it, and the primary
-//! core reads it for each frame. Nobody takes a lock: a core that is preempted while it writes stops
+//! Flow table: the core of each flow on ports that cores share. Cores write to it, and those with a
+//! queue read it for each frame. Nobody takes a lock: a core that is preempted while it writes stops
 //! no other core.
 
 use std::collections::hash_map::RandomState;

@@ -1,6 +1,6 @@
 //! Flow steering table: the core of each local port, and of each flow of ports that cores share.
 //!
-//! Every core writes to the table, and the primary core reads it for each frame, without a lock: a
+//! Every core writes to the table, and cores with a queue read it for each frame, without a lock: a
 //! core that is preempted while it writes must not stop the device. One atomic word holds the core
 //! of a port. For a port of several cores, the distribution of its flows is a value that is
 //! replaced as a whole ([`SharedPort`]), and flows with a socket are in the [`FlowTable`]. Cores that
@@ -68,7 +68,7 @@ pub(super) struct SteeringTable {
     claims: Box<[Mutex<HashMap<LocalPort, ClaimedPort>>]>,
 }
 
-/// Steering table as the primary core reads it during one burst.
+/// Steering table as a core with a queue reads it during one burst.
 pub(super) struct SteeringView<'d> {
     steering: &'d SteeringTable,
     active_cores: u64,

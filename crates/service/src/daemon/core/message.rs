@@ -62,8 +62,8 @@ pub(in crate::daemon) enum CoreMessage {
 /// Reason for which sockets stay on their core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::daemon) enum NotMigrated {
-    #[error("network core 0 does not run")]
-    PrimaryCoreHangs,
+    #[error("another network core does not run")]
+    CoreHangs,
     #[error("no frame is free for the packets that have arrived for the sockets")]
     NoFreeFrame,
 }

@@ -55,7 +55,7 @@ impl NetworkCore {
         }
         let MigrationSet { apps, sockets, ports } = set;
         if flow_steering.park(self.index, &ports).is_err() {
-            return Ok(Some(NotMigrated::PrimaryCoreHangs));
+            return Ok(Some(NotMigrated::CoreHangs));
         }
         if !self.drain_parked()? {
             // The stack has no memory for frames that would find their sockets gone: RST.
