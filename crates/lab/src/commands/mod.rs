@@ -3,6 +3,7 @@
 mod attach_latency;
 mod chaos;
 mod concurrent_reads;
+mod cores;
 mod cpu_share;
 pub(crate) mod demo;
 mod dns;
@@ -78,6 +79,9 @@ pub(crate) enum Lab {
     /// affinity against a network core
     #[command(alias = "asymmetric")]
     ContextSwitches(tcp::TcpLab),
+    /// A server on one, two and more network cores, each with its own receive queue: answers per busy
+    /// second, and frames that cross from core to core
+    Cores(cores::CoresLab),
     /// UDP at the maximum rate with injected faults: checks that memory does not grow and that
     /// every packet is accounted for
     Soak(soak::SoakLab),
@@ -185,6 +189,7 @@ impl Lab {
             Lab::ContextSwitches(lab) => {
                 lab.run(tidegate_lab::experiments::diaz::context_switches::run)
             }
+            Lab::Cores(lab) => lab.run(),
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
             Lab::ReceiveQueues(lab) => lab.run(),

@@ -3,3 +3,4 @@
 
 pub mod attach_latency;
 pub mod context_switches;
+pub mod cores;
