@@ -36,27 +36,60 @@ pub(super) struct CoreClaims {
     migrating: u32,
 }
 
+/// Core at which a frame has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Arrival {
+    pub(super) core: usize,
+    /// Cores that receive from a queue of their own, one bit each.
+    pub(super) queue_cores: u64,
+}
+
+/// Group of a shared port at one moment.
+struct SharedGroup {
+    address: IpAddr,
+    /// Cores with a socket of the group, one bit each.
+    cores: u64,
+    indirection: IndirectionTable,
+}
+
+impl SharedGroup {
+    /// Core for a new flow: where it arrives, if every core of the group has a queue, so that the
+    /// card divides the flows; otherwise by a hash of the flow.
+    fn core(&self, arrival: Arrival, hash: impl FnOnce() -> u64) -> Option<usize> {
+        let is_here = self.cores & 1 << arrival.core != 0;
+        if is_here && self.cores & !arrival.queue_cores == 0 {
+            return Some(arrival.core);
+        }
+        self.indirection.core(hash())
+    }
+}
+
 /// Distribution of a shared port's flows at one moment, as a core with a queue reads it.
 pub(super) struct SharedPort {
     /// Cores that have claimed the port, one bit each.
     pub(super) cores: u64,
     /// Cores whose claims are migrating to another core, one bit each.
     pub(super) migrating: u64,
-    groups: Vec<(IpAddr, IndirectionTable)>,
+    groups: Vec<SharedGroup>,
 }
 
 impl SharedPort {
-    /// Core for a flow with this hash to a local address: a core with a socket at the address, else
-    /// one with a socket at the wildcard address, as in a stack. `None` without such a socket.
-    pub(super) fn core(&self, address: IpAddr, hash: u64) -> Option<usize> {
+    /// Core for a new flow to a local address: a core with a socket at the address, else one with a
+    /// socket at the wildcard address, as in a stack. `None` without such a socket.
+    pub(super) fn core(
+        &self,
+        address: IpAddr,
+        arrival: Arrival,
+        hash: impl Fn() -> u64,
+    ) -> Option<usize> {
         let any: IpAddr = match address {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
         // Two owners may have sockets there for a moment: one has not claimed the port.
         let group = |address| {
-            let mut matching = self.groups.iter().filter(move |(known, _)| *known == address);
-            matching.find_map(|(_, indirection)| indirection.core(hash))
+            let mut matching = self.groups.iter().filter(move |group| group.address == address);
+            matching.find_map(|group| group.core(arrival, &hash))
         };
         group(address).or_else(|| group(any))
     }
@@ -280,7 +313,14 @@ impl ClaimedPort {
             cores |= 1 << part.core;
             migrating |= u64::from(part.migrating > 0) << part.core;
         }
-        let groups = self.groups.iter().map(|group| (group.address, group.indirection.clone()));
-        SharedPort { cores, migrating, groups: groups.collect() }
+        let shared = |group: &ReusePortGroup| SharedGroup {
+            address: group.address,
+            cores: group
+                .sockets
+                .iter()
+                .fold(0, |cores, &(core, count)| cores | u64::from(count > 0) << core),
+            indirection: group.indirection.clone(),
+        };
+        SharedPort { cores, migrating, groups: self.groups.iter().map(shared).collect() }
     }
 }

@@ -172,7 +172,7 @@ impl CoreDevice {
         let mut received = dispatcher.receive_passed(arena, burst, passed_quota)?;
         received += queue.receive(arena, &mut self.arrived, quota - received)?;
         filter(arena, &mut self.arrived);
-        let view = flow_steering.view();
+        let view = flow_steering.view(self.core);
         for frame in self.arrived.drain(..) {
             dispatcher.dispatch(&view, arena, frame, burst);
         }
@@ -181,7 +181,7 @@ impl CoreDevice {
         }
         let forwarded = uplinks.forward(&mut **queue, flow_steering, arena, quota)?;
         if !uplinks.loopback().is_empty() {
-            let view = flow_steering.view();
+            let view = flow_steering.view(self.core);
             for frame in uplinks.loopback().drain(..) {
                 dispatcher.dispatch(&view, arena, frame, burst);
             }
@@ -254,7 +254,7 @@ impl Device for CoreDevice {
         }
         let before = burst.len();
         self.flow_steering.begin_round(self.core);
-        let view = self.flow_steering.view();
+        let view = self.flow_steering.view(self.core);
         for _ in 0..quota {
             let Some(frame) = loopback.pop_front() else { break };
             self.dispatcher.dispatch(&view, arena, frame, burst);

@@ -268,7 +268,7 @@ impl Dispatcher {
             return;
         }
         self.handovers_seen = flow_steering.handovers();
-        let view = flow_steering.view();
+        let view = flow_steering.view(self.core);
         // A frame that still has to wait is parked again, at the end.
         for steered in self.parked.take() {
             self.deliver(&view, arena, steered, burst);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tidegate_memory::Doorbell;
 
 use super::LocalPort;
-use super::claimed_port::PortSharing;
+use super::claimed_port::{Arrival, PortSharing};
 use super::flow::Flow;
 use super::queue_requests::{QueueRequest, QueueRequests};
 use super::steering_table::{SteeringTable, SteeringView};
@@ -216,8 +216,10 @@ impl FlowSteering {
         self.bells.iter().for_each(|bell| bell.ring());
     }
 
-    pub(super) fn view(&self) -> SteeringView<'_> {
-        self.table.view(self.active_cores())
+    /// Steering table for frames that arrive at this core.
+    pub(super) fn view(&self, core: usize) -> SteeringView<'_> {
+        let queue_cores = self.queue_cores.load(Ordering::Relaxed);
+        self.table.view(self.active_cores(), Arrival { core, queue_cores })
     }
 
     pub(super) fn handovers(&self) -> u64 {

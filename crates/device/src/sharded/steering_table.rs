@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use arc_swap::ArcSwapOption;
 
 use super::LocalPort;
-use super::claimed_port::{ClaimedPort, PortSharing, SharedPort};
+use super::claimed_port::{Arrival, ClaimedPort, PortSharing, SharedPort};
 use super::flow::Flow;
 use super::flow_table::FlowTable;
 use crate::steering::TransportProtocol;
@@ -72,6 +72,7 @@ pub(super) struct SteeringTable {
 pub(super) struct SteeringView<'d> {
     steering: &'d SteeringTable,
     active_cores: u64,
+    arrival: Arrival,
 }
 
 impl SteeringView<'_> {
@@ -120,7 +121,8 @@ impl SteeringView<'_> {
                 // The core that would get the flow now may change with the migration.
                 return SteeringTarget::Parked;
             }
-            let core = port.core(flow.local().ip(), peer_hasher.hash_one(flow.remote()));
+            let hash = || peer_hasher.hash_one(flow.remote());
+            let core = port.core(flow.local().ip(), self.arrival, hash);
             // Unclaimed: delivered to any member core, which answers with ICMP or RST.
             SteeringTarget::Core(core.unwrap_or(port.cores.trailing_zeros() as usize))
         })
@@ -167,8 +169,8 @@ impl SteeringTable {
     }
 
     /// View for the frames of one burst, with the active cores.
-    pub(super) fn view(&self, active_cores: u64) -> SteeringView<'_> {
-        SteeringView { steering: self, active_cores }
+    pub(super) fn view(&self, active_cores: u64, arrival: Arrival) -> SteeringView<'_> {
+        SteeringView { steering: self, active_cores, arrival }
     }
 
     fn lock(&self, port: LocalPort) -> MutexGuard<'_, HashMap<LocalPort, ClaimedPort>> {
@@ -330,6 +332,11 @@ mod tests {
     const REUSE_PORT: PortSharing = PortSharing::ReusePort { owner: 7 };
     const PRIMARY: usize = 0;
 
+    /// View of the primary core, which alone has a queue.
+    fn view(table: &SteeringTable) -> SteeringView<'_> {
+        table.view(0, Arrival { core: PRIMARY, queue_cores: 1 })
+    }
+
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
     }
@@ -342,7 +349,7 @@ mod tests {
 
     /// Core of each of a thousand flows.
     fn cores_of_flows(table: &SteeringTable, local: LocalPort, own: &str) -> Vec<usize> {
-        let view = table.view(0);
+        let view = view(table);
         let core_of = |peer| {
             let target = match view.target(local) {
                 SteeringTarget::Shared => view.flow_target(&flow(local, own, peer)),
@@ -361,7 +368,7 @@ mod tests {
     #[test]
     fn port_stays_with_its_core_until_the_last_claim_is_released() {
         let table = SteeringTable::new();
-        let target = || table.view(0).target(WEB);
+        let target = || view(&table).target(WEB);
         assert_eq!(target(), SteeringTarget::Core(PRIMARY));
         assert!(table.claim(WEB, 2, EXCLUSIVE) && table.claim(WEB, 2, EXCLUSIVE));
         assert!(!table.claim(WEB, 0, EXCLUSIVE), "not even by the primary core");
@@ -384,17 +391,17 @@ mod tests {
         let table = SteeringTable::new();
         assert!(table.claim(DNS, 0, EXCLUSIVE) && table.claim(DNS, 0, REUSE_PORT));
         table.park(DNS, 0);
-        assert_eq!(table.view(0).target(DNS), SteeringTarget::Parked);
+        assert_eq!(view(&table).target(DNS), SteeringTarget::Parked);
         assert!(!table.is_held_by(DNS, 0));
         assert!(!table.claim(DNS, 0, EXCLUSIVE), "its sockets are migrating");
         table.hand_over(DNS, 0, 3, 1);
         assert_eq!(
-            table.view(0).target(DNS),
+            view(&table).target(DNS),
             SteeringTarget::Core(3),
             "not shareable: all claims migrate"
         );
         table.release(DNS, 3, EXCLUSIVE);
-        assert_eq!(table.view(0).target(DNS), SteeringTarget::Core(3));
+        assert_eq!(view(&table).target(DNS), SteeringTarget::Core(3));
         assert!(!table.claim(DNS, 0, EXCLUSIVE));
         table.release(DNS, 3, REUSE_PORT);
         assert!(table.claim(DNS, 0, EXCLUSIVE));
@@ -408,7 +415,7 @@ mod tests {
         table.release(DNS, 1, EXCLUSIVE);
         assert!(table.claim(DNS, 2, EXCLUSIVE));
         table.hand_over(DNS, 1, 3, 1);
-        assert_eq!(table.view(0).target(DNS), SteeringTarget::Core(2));
+        assert_eq!(view(&table).target(DNS), SteeringTarget::Core(2));
     }
 
     #[test]
@@ -418,7 +425,7 @@ mod tests {
             table.join(WEB, ip("0.0.0.0"), 7, core);
             assert!(table.claim(WEB, core, REUSE_PORT));
         }
-        assert_eq!(table.view(0).target(WEB), SteeringTarget::Shared);
+        assert_eq!(view(&table).target(WEB), SteeringTarget::Shared);
         assert!(table.is_claimed_elsewhere(WEB, 0), "not available as an ephemeral port");
         assert!(table.is_held_by(WEB, 1) && !table.is_held_by(WEB, 2));
         for core in 0..3 {
@@ -429,7 +436,7 @@ mod tests {
             table.leave(WEB, ip("0.0.0.0"), 8, core);
         }
         table.release(WEB, 0, REUSE_PORT);
-        assert_eq!(table.view(0).target(WEB), SteeringTarget::Core(1), "a single core again");
+        assert_eq!(view(&table).target(WEB), SteeringTarget::Core(1), "a single core again");
     }
 
     #[test]
@@ -444,9 +451,9 @@ mod tests {
             for (address, may) in [("192.0.2.1", false), ("192.0.2.2", true), ("fd00::1", true)] {
                 table.join(port, ip(address), 8, 2);
                 assert_eq!(table.claim(port, 2, OTHER), may, "{address}");
-                let target = table.view(0).flow_target(&flow(port, "192.0.2.1", 1));
+                let target = view(&table).flow_target(&flow(port, "192.0.2.1", 1));
                 assert!(matches!(target, SteeringTarget::Core(0 | 1)), "{target:?}");
-                let target = table.view(0).flow_target(&flow(port, address, 1));
+                let target = view(&table).flow_target(&flow(port, address, 1));
                 assert_eq!(target == SteeringTarget::Core(2), may);
                 table.leave(port, ip(address), 8, 2);
                 if may {
@@ -531,7 +538,7 @@ mod tests {
         table.join(WEB, ip("0.0.0.0"), 7, 0);
         assert!(table.claim(WEB, 0, REUSE_PORT) && table.claim(WEB, 1, REUSE_PORT));
         let known = flow(WEB, "192.0.2.1", 5);
-        let target = || table.view(0).flow_target(&known);
+        let target = || view(&table).flow_target(&known);
         assert!(table.begin_flow(known, 0) && !table.begin_flow(known, 1));
         assert!(!table.begin_flow(known, 0), "the flow's socket may be migrating");
         assert_eq!(target(), SteeringTarget::Core(0), "core 0 registered the flow");
@@ -552,7 +559,7 @@ mod tests {
             assert!(table.claim(WEB, core, REUSE_PORT));
         }
         let [staying, moving, other] = [1, 2, 3].map(|peer| flow(WEB, "192.0.2.1", peer));
-        let target = |flow| table.view(0).flow_target(flow);
+        let target = |flow| view(&table).flow_target(flow);
         for (flow, core) in [(staying, 0), (moving, 0), (other, 1)] {
             assert!(table.begin_flow(flow, core));
         }
@@ -561,7 +568,7 @@ mod tests {
             (target(&moving), target(&other)),
             (SteeringTarget::Parked, SteeringTarget::Core(1))
         );
-        assert_eq!(table.view(0).group_target(WEB), SteeringTarget::Parked);
+        assert_eq!(view(&table).group_target(WEB), SteeringTarget::Parked);
         assert!(table.claim(WEB, 2, REUSE_PORT), "a core may join during a migration");
         table.park(WEB, 0);
         table.leave(WEB, ip("0.0.0.0"), 7, 0);
@@ -575,10 +582,10 @@ mod tests {
         );
         table.hand_over(WEB, 0, 0, 1);
         assert_eq!(target(&staying), SteeringTarget::Core(0), "the claim returned to core 0");
-        assert_eq!(table.view(0).group_target(WEB), SteeringTarget::Cores(0b111));
+        assert_eq!(view(&table).group_target(WEB), SteeringTarget::Cores(0b111));
         table.release(WEB, 0, REUSE_PORT);
         table.release(WEB, 1, REUSE_PORT);
-        assert_eq!(table.view(0).target(WEB), SteeringTarget::Core(2));
+        assert_eq!(view(&table).target(WEB), SteeringTarget::Core(2));
     }
 
     /// A core that changes claims may be preempted at any moment, with the locks it holds.
@@ -593,7 +600,7 @@ mod tests {
         let flows = ["192.0.2.1", "fd00::1"].map(|own| flow(DNS, own, 5));
         assert!(table.begin_flow(flows[0], 1));
         let _preempted: Vec<_> = table.claims.iter().map(|shard| shard.lock().unwrap()).collect();
-        let view = table.view(0);
+        let view = view(&table);
         assert_eq!(view.target(DNS), SteeringTarget::Shared);
         assert_eq!(view.flow_target(&flows[0]), SteeringTarget::Core(1));
         assert!(matches!(view.flow_target(&flows[1]), SteeringTarget::Core(0 | 1)));

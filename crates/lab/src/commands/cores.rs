@@ -20,9 +20,10 @@ pub(crate) struct CoresLab {
 
 impl CoresLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let mut config = self.measure.config(CoresConfig::default(), CoresConfig::quick, |config| {
-            (&mut config.seconds, &mut config.repeats)
-        });
+        let mut config =
+            self.measure.config(CoresConfig::default(), CoresConfig::quick, |config| {
+                (&mut config.seconds, &mut config.repeats)
+            });
         if !self.cores.is_empty() {
             config.cores = self.cores;
         }

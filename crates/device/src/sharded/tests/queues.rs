@@ -143,6 +143,51 @@ fn frames_that_arrive_at_their_core_do_not_cross() {
     }
 }
 
+/// The cores with a queue share a port; the first `sharing` of them have sockets.
+fn share_port(testbed: &QueueTestbed, local: LocalPort, sharing: usize) {
+    let flow_steering = testbed.flow_steering();
+    for core in 0..sharing {
+        for any in ["0.0.0.0", "::"] {
+            flow_steering.join(core, local, any.parse().unwrap(), 0);
+        }
+        flow_steering.claim(core, local, PortSharing::ReusePort { owner: 0 }).unwrap();
+    }
+}
+
+/// The card divides the flows of a port that all its cores read.
+#[test]
+fn new_flows_of_a_shared_port_stay_where_they_arrive() {
+    for (number, protocol) in [(TCP, TransportProtocol::Tcp), (UDP, TransportProtocol::Udp)] {
+        let local = (protocol, 80);
+        let packets = |from: u16| {
+            let payload = transport(from, 80, b"x");
+            [v4(number, 0x4000, &payload), v6(number, &payload)]
+        };
+        let mut testbed = QueueTestbed::new(3, 3);
+        share_port(&testbed, local, 2);
+        let mut counts = [0; 3];
+        for packet in (1..100).flat_map(packets) {
+            assert_eq!(testbed.receiving_core(0, &packet), 0);
+            assert_eq!(testbed.receiving_core(1, &packet), 1);
+            counts[testbed.receiving_core(2, &packet)] += 1;
+        }
+        assert!(counts[0] > 50 && counts[1] > 50 && counts[2] == 0, "without a socket: {counts:?}");
+        // A known flow stays with its socket, wherever its frames arrive.
+        testbed.flow_steering().take_over_flow(1, flow_of(local, 0, SOURCE));
+        let [known, _] = both(number, 80, b"x");
+        assert_eq!(testbed.receiving_core(0, &known), 1);
+
+        // A core of the port has no queue: it would get no flow otherwise.
+        let mut testbed = QueueTestbed::new(3, 2);
+        share_port(&testbed, local, 3);
+        let mut counts = [0; 3];
+        for packet in (1..100).flat_map(packets) {
+            counts[testbed.receiving_core(0, &packet)] += 1;
+        }
+        assert!(counts.iter().all(|&count| count > 20), "{counts:?}");
+    }
+}
+
 #[test]
 fn each_core_sends_by_its_own_queue() {
     let mut testbed = QueueTestbed::new(3, 2);

@@ -119,11 +119,12 @@ fn measure(pair: &VethPair, cores: usize, seconds: f64) -> Result<Run, LabError>
     let ticks = cpu::process_ticks(server.pid())? - ticks;
     let busy_seconds = ticks as f64 / cpu::ticks_per_second() as f64;
     let elapsed = began.elapsed().as_secs_f64();
-    let report = server.stop().ok_or_else(|| LabError::Config("the server has no report".into()))?;
+    let report =
+        server.stop().ok_or_else(|| LabError::Config("the server has no report".into()))?;
     let answers = report["answers"].as_f64().unwrap_or(0.0);
-    let passed_on = report["cores"].as_array().map_or(0.0, |cores| {
-        cores.iter().filter_map(|core| core["passed_on"].as_f64()).sum()
-    });
+    let passed_on = report["cores"]
+        .as_array()
+        .map_or(0.0, |cores| cores.iter().filter_map(|core| core["passed_on"].as_f64()).sum());
     Ok(Run {
         offered_pps: load.result.sent_pps,
         answered_pps: answers / elapsed,
