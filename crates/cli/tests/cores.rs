@@ -287,8 +287,8 @@ fn server_reads_a_queue_on_each_core() {
         assert_eq!(report["answers"], 2 * 64 * 3, "{report}");
         assert_eq!(of_cores("delivered").iter().sum::<u64>(), 2 * 64 * 3, "{report}");
         assert!(of_cores("delivered").iter().all(|&core| core > 0), "{report}");
-        // Flows cross only while a core has no queue.
-        let passing = of_cores("passed_on").into_iter().filter(|&passed| passed > 1).count();
+        // Flows cross only while a core has no queue; a few advertisements always do.
+        let passing = of_cores("passed_on").into_iter().filter(|&passed| passed > 20).count();
         assert_eq!(passing, if queues == cores { 0 } else { queues }, "{report}");
     }
 }
