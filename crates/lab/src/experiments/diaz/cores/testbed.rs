@@ -1,0 +1,335 @@
+//! Testbed of `lab cores`: servers and floods on veth pairs of different numbers of queues.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tidegate_load::{Addressing, QuerySet};
+
+use super::Run;
+use super::placement::Placement;
+use crate::error::LabError;
+use crate::testbed::cpu::{self, CoreTicks};
+use crate::testbed::dns::ZoneFile;
+use crate::testbed::load::arp_responder::ArpResponder;
+use crate::testbed::load::flood::{self, Flood};
+use crate::testbed::netns::{VethConfig, VethPair};
+use crate::testbed::process::ServerProcess;
+use crate::testbed::programs;
+use crate::testbed::receive_work::ReceiveWork;
+
+const TIDEGATE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
+const KERNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 3);
+/// Source of the load, an address that no kernel has.
+const LOAD_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 79, 1, 1);
+/// A hardware address of no device: the kernel drops replies to it before any protocol work.
+const LOAD_MAC: [u8; 6] = [2, 0xf1, 0x00, 0xd0, 0, 2];
+const ECHO_PORT: u16 = 7;
+const DNS_PORT: u16 = 53;
+/// Flows of the load: many enough that a hash divides them evenly.
+const FLOWS: u16 = 2_048;
+const FIRST_SOURCE_PORT: u16 = 20_000;
+const ECHO_BYTES: usize = 64;
+const ZONE_NAMES: u64 = 2_048;
+/// Rates offered to each queue, in packets per second: some servers answer less under a flood.
+const RATES_PPS: [f64; 3] = [400_000.0, 800_000.0, 1_488_095.0];
+/// Duration of a load before its measurement.
+const WARM_UP: Duration = Duration::from_millis(200);
+
+pub(super) const NOTE: &str =
+    "AF_XDP over a veth pair; a flood of 2,048 flows of 64-byte requests for each network core, at \
+     0.4, 0.8 and 1.49 million/s, of which the row has the best; every flow arrives at every queue. \
+     tidegate: a receive queue for each network core, and a socket of one reuse group on each, so \
+     that no flow has to cross; tidegate-one-queue: one queue for all, so that the first core \
+     receives everything and the others' flows cross; kernel-softirq, kernel-thread: as many threads \
+     with SO_REUSEPORT, with the receive work on the senders' processors, which flatters it, and in a \
+     NAPI thread beside each. per_busy_second: answers over the busy time of the servers' \
+     processors, or over that of the server process where the load shares them. cores_2_over_1: \
+     twice the per_busy_second of two cores over that of one; by_clock: answers over answers";
+
+/// Service that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Service {
+    Echo,
+    Dns,
+}
+
+impl Service {
+    pub(super) const ALL: [Self; 2] = [Self::Echo, Self::Dns];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Echo => "echo",
+            Self::Dns => "dns",
+        }
+    }
+
+    /// End of the names of its figures.
+    pub(super) fn suffix(self) -> &'static str {
+        match self {
+            Self::Echo => "",
+            Self::Dns => "_dns",
+        }
+    }
+
+    fn port(self) -> u16 {
+        match self {
+            Self::Echo => ECHO_PORT,
+            Self::Dns => DNS_PORT,
+        }
+    }
+}
+
+/// Way of the packets to the network cores or threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Tidegate with a receive queue for each network core.
+    QueueEach,
+    /// Tidegate with one receive queue for all.
+    OneQueue,
+    /// The kernel with a queue and a thread for each core; receive work on the senders' processors.
+    KernelSoftirq,
+    /// The kernel with a queue, a thread and a NAPI thread for each core.
+    KernelThread,
+}
+
+impl Way {
+    pub(super) const ALL: [Self; 4] =
+        [Self::QueueEach, Self::OneQueue, Self::KernelSoftirq, Self::KernelThread];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::QueueEach => "tidegate",
+            Self::OneQueue => "tidegate-one-queue",
+            Self::KernelSoftirq => "kernel-softirq",
+            Self::KernelThread => "kernel-thread",
+        }
+    }
+
+    fn is_kernel(self) -> bool {
+        matches!(self, Self::KernelSoftirq | Self::KernelThread)
+    }
+
+    fn address(self) -> Ipv4Addr {
+        if self.is_kernel() { KERNEL_ADDRESS } else { TIDEGATE_ADDRESS }
+    }
+
+    fn queues(self, cores: usize) -> usize {
+        if self == Self::OneQueue { 1 } else { cores }
+    }
+}
+
+/// Veth pair with a responder for the addresses of the load.
+struct Link {
+    pair: VethPair,
+    _responder: ArpResponder,
+}
+
+impl Link {
+    fn new(queues: usize) -> Result<Self, LabError> {
+        let config = VethConfig {
+            a: vec!["10.79.0.1/16".into()],
+            b: vec![format!("{KERNEL_ADDRESS}/16")],
+        };
+        let pair = VethPair::with_queues(&config, queues)?;
+        for end in [&pair.a, &pair.b] {
+            end.ethtool(&["tx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
+        }
+        let addressing = addressing(SocketAddr::new(KERNEL_ADDRESS.into(), 0), pair.b.mac);
+        let responder = ArpResponder::new(&pair.a, &addressing, 0)?;
+        Ok(Self { pair, _responder: responder })
+    }
+}
+
+fn addressing(target: SocketAddr, target_mac: [u8; 6]) -> Addressing {
+    Addressing {
+        source_mac: LOAD_MAC,
+        target_mac,
+        source: IpAddr::V4(LOAD_ADDRESS),
+        source_count: 1,
+        first_port: FIRST_SOURCE_PORT,
+        port_count: FLOWS,
+        target,
+    }
+}
+
+/// Veth pairs by their number of queues, and a zone.
+pub(super) struct CoresTestbed {
+    links: BTreeMap<usize, Link>,
+    zone: ZoneFile,
+    queries: QuerySet,
+}
+
+impl CoresTestbed {
+    pub(super) fn new() -> Result<Self, LabError> {
+        let zone = ZoneFile::write(ZONE_NAMES)?;
+        let queries = zone.queries();
+        Ok(Self { links: BTreeMap::new(), zone, queries })
+    }
+
+    /// Measures a server on `cores` network cores at each rate; returns the run with most answers.
+    pub(super) fn measure(
+        &mut self,
+        service: Service,
+        way: Way,
+        placement: &Placement,
+        cores: usize,
+        seconds: f64,
+    ) -> Result<Run, LabError> {
+        let queues = way.queues(cores);
+        if !self.links.contains_key(&queues) {
+            self.links.insert(queues, Link::new(queues)?);
+        }
+        let pair = &self.links[&queues].pair;
+        ReceiveWork::reset(&pair.b)?;
+        pair.b.ethtool(&["gro", if way.is_kernel() { "on" } else { "off" }])?;
+        let servers = placement.servers(cores);
+        if way == Way::KernelThread {
+            let threads = pair.b.set_threaded_napi(servers[0])?;
+            for (thread, &processor) in threads.into_iter().zip(servers.iter().cycle()) {
+                cpu::pin_process(thread, processor)?;
+            }
+        }
+        let mut command = self.command(service, way, pair, &servers)?;
+        let mut server = ServerProcess::start("tidegate", &mut command)?;
+        server.wait_for_first_line()?;
+        let target = SocketAddr::new(way.address().into(), service.port());
+        let frames = self.frames(service, &addressing(target, pair.b.mac));
+        let floods: Result<Vec<_>, _> =
+            placement.load(cores).map(|core| Flood::new(&pair.a, &frames, core)).collect();
+        let mut floods = floods?;
+        let mut best = Run::default();
+        for rate_pps in RATES_PPS {
+            floods.iter_mut().try_for_each(|flood| flood.set_rate(Some(rate_pps)))?;
+            thread::sleep(WARM_UP);
+            let before = Reading::take(pair, &mut floods, &server, &servers)?;
+            thread::sleep(Duration::from_secs_f64(seconds));
+            let after = Reading::take(pair, &mut floods, &server, &servers)?;
+            let run = after.since(&before, placement.is_apart);
+            if run.answered_pps > best.answered_pps {
+                best = run;
+            }
+        }
+        drop(floods);
+        let report = server.stop();
+        Ok(Run { crossing_share: report.as_ref().map_or(0.0, crossing_share), ..best })
+    }
+
+    fn command(
+        &self,
+        service: Service,
+        way: Way,
+        pair: &VethPair,
+        servers: &[usize],
+    ) -> Result<std::process::Command, LabError> {
+        let mut command = pair.b.namespace.command(programs::tidegate()?);
+        command.args(["serve", service.name(), "--json", "--iface", &pair.b.device]);
+        command.args(["--listen", &service.port().to_string()]);
+        command.args(["--address", &format!("{}/16", way.address())]);
+        if service == Service::Dns {
+            let zone = format!("{}={}", self.zone.origin(), self.zone.path().display());
+            // One source asks each question many times: that is the measurement.
+            command.args(["--rate-limit", "0", "--zone", &zone]);
+        }
+        let (count, processors) = (servers.len().to_string(), join(servers));
+        if way.is_kernel() {
+            command.args(["--io", "kernel", "--reuse-port", "--readers", &count]);
+            command.args(["--reader-cpus", &processors]);
+        } else {
+            command.args(["--io", "xdp", "--cores", &count, "--core-cpus", &processors]);
+        }
+        Ok(command)
+    }
+
+    fn frames(&self, service: Service, addressing: &Addressing) -> Vec<Vec<u8>> {
+        match service {
+            Service::Echo => {
+                let payload = [0x7e; ECHO_BYTES];
+                flood::frames(addressing, (0..FLOWS).map(|_| &payload[..]))
+            }
+            Service::Dns => {
+                let queries = (0..self.queries.len()).map(|index| self.queries.get(index).0);
+                flood::frames(addressing, queries)
+            }
+        }
+    }
+}
+
+fn join(numbers: &[usize]) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Frames passed from core to core over requests answered, by the report of a server.
+fn crossing_share(report: &Value) -> f64 {
+    let passed_on: f64 = report["cores"]
+        .as_array()
+        .map_or(0.0, |cores| cores.iter().filter_map(|core| core["passed_on"].as_f64()).sum());
+    passed_on / report["answers"].as_f64().unwrap_or(0.0).max(1.0)
+}
+
+/// Counters of load and server at one moment.
+struct Reading {
+    at: Instant,
+    offered: u64,
+    answered: u64,
+    process_ticks: u64,
+    processors: Vec<CoreTicks>,
+}
+
+impl Reading {
+    fn take(
+        pair: &VethPair,
+        floods: &mut [Flood],
+        server: &ServerProcess,
+        servers: &[usize],
+    ) -> Result<Self, LabError> {
+        let mut processors = servers.to_vec();
+        processors.sort_unstable();
+        processors.dedup();
+        let ticks = processors.into_iter().map(CoreTicks::read);
+        Ok(Self {
+            at: Instant::now(),
+            offered: floods.iter_mut().map(Flood::offered).sum::<Result<u64, _>>()?,
+            answered: pair.b.tx_packets()?,
+            process_ticks: cpu::process_ticks(server.pid())?,
+            processors: ticks.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn since(&self, before: &Self, is_apart: bool) -> Run {
+        let seconds = self.at.duration_since(before.at).as_secs_f64();
+        let answered = (self.answered - before.answered) as f64;
+        let busy_seconds = if is_apart {
+            let both = self.processors.iter().zip(&before.processors);
+            let busy = both.map(|(after, before)| after.since(*before).busy_percent);
+            busy.sum::<f64>() / 100.0 * seconds
+        } else {
+            (self.process_ticks - before.process_ticks) as f64 / cpu::ticks_per_second() as f64
+        };
+        Run {
+            offered_pps: (self.offered - before.offered) as f64 / seconds,
+            answered_pps: answered / seconds,
+            per_busy_second: answered / busy_seconds.max(0.01),
+            crossing_share: 0.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn crossing_share_counts_the_frames_of_all_cores() {
+        let report = json!({
+            "answers": 100,
+            "cores": [{"passed_on": 30}, {"passed_on": 20}],
+        });
+        assert_eq!(crossing_share(&report), 0.5);
+        assert_eq!(crossing_share(&json!({"answers": 100})), 0.0);
+    }
+}
