@@ -293,6 +293,36 @@ fn server_reads_a_queue_on_each_core() {
     }
 }
 
+/// Each network core is on its processor, also if there is one only.
+#[test]
+fn network_cores_run_on_their_processors() {
+    if !can_run("processors", &[]) {
+        return;
+    }
+    let testbed = Testbed::with_queues(2);
+    for (cores, processors) in [("1", "1"), ("2", "1,0")] {
+        let arguments = ["echo", "--listen", "7", "--cores", cores, "--core-cpus", processors];
+        let server = testbed.serve(DeviceKind::Xdp, &arguments);
+        let tasks = format!("/proc/{}/task", server.pid().as_raw_nonzero());
+        let is_on = |processor: &str| {
+            let line = format!("Cpus_allowed_list:\t{processor}");
+            std::fs::read_dir(&tasks).unwrap().any(|task| {
+                // A thread may end meanwhile.
+                let status = std::fs::read_to_string(task.unwrap().path().join("status"));
+                status.is_ok_and(|status| status.lines().any(|it| it == line))
+            })
+        };
+        let began = Instant::now();
+        for processor in processors.split(',') {
+            // The threads start after the server says that it is ready.
+            while !is_on(processor) {
+                assert!(began.elapsed() < TIMEOUT, "no thread is on processor {processor}");
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
 /// Streams on a server whose cores have a queue each: echo, and files by HTTP.
 #[test]
 fn stream_servers_run_on_each_core() {

@@ -457,6 +457,7 @@ fn run_on_cores<C: Send>(
     if cores.len() == 1
         && let Some(core) = cores.pop()
     {
+        pin_thread("network core", cpus, 0);
         return serve(core);
     }
     std::thread::scope(|scope| {

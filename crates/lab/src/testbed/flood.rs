@@ -161,7 +161,7 @@ impl FloodTestbed {
     pub(crate) fn prepare(&self, receiver: Receiver) -> Result<(), LabError> {
         let end = &self.pair.b;
         // Knot DNS leaves its XDP program attached.
-        end.namespace.ip(&["link", "set", "dev", &end.device, "xdp", "off"])?;
+        end.remove_xdp_program()?;
         ReceiveWork::reset(end)?;
         // GRO gives a veth device a NAPI context, which every NIC has.
         end.ethtool(&["gro", if receiver == Receiver::Kernel { "on" } else { "off" }])

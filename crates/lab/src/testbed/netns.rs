@@ -474,6 +474,14 @@ impl VethEnd {
         self.namespace.write_device_file(&self.device, "threaded", "0")
     }
 
+    /// Removes the XDP program that a process has left attached, if any.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn remove_xdp_program(&self) -> Result<(), LabError> {
+        self.namespace.ip(&["link", "set", "dev", &self.device, "xdp", "off"]).map(drop)
+    }
+
     /// Sets the interrupt deferral of the device's NAPI context after a poll: the number of idle
     /// polls, and the interval of the timer in nanoseconds. Preferred busy polling builds on it.
     ///

@@ -6,12 +6,13 @@ mod testbed;
 use serde_json::{Value, json};
 
 use crate::error::LabError;
+use crate::experiments::kernel_best::{FIRST_PASS_SECONDS, FirstPass, Goal};
 use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::cpu;
 use placement::Placement;
-use testbed::{CoresTestbed, Service, Way};
+use testbed::{Case, CoresTestbed, Load, Way};
 
 /// Configuration of the experiment.
 #[derive(Clone, Debug)]
@@ -46,34 +47,79 @@ impl CoresConfig {
 struct Run {
     offered_pps: f64,
     answered_pps: f64,
-    /// Requests answered in a second of processor time of the server.
-    per_busy_second: f64,
+    /// Requests answered in a second of processor time of the server; `None` under a load that does
+    /// not tell when it is at work.
+    per_busy_second: Option<f64>,
     /// Frames passed from core to core, over those answered.
     crossing_share: f64,
 }
 
-/// Runs of one way with one number of cores.
+/// Runs of one way.
 struct Series {
-    service: Service,
     way: Way,
-    cores: usize,
     runs: Vec<Run>,
 }
 
 impl Series {
-    fn median(&self, figure: fn(&Run) -> f64) -> f64 {
+    fn median(&self, figure: impl Fn(&Run) -> f64) -> f64 {
         median(self.runs.iter().map(figure))
     }
 
-    fn row(&self) -> Value {
+    fn answered_pps(&self) -> f64 {
+        self.median(|run| run.answered_pps)
+    }
+
+    fn per_busy_second(&self) -> Option<f64> {
+        let of_each: Option<Vec<f64>> = self.runs.iter().map(|run| run.per_busy_second).collect();
+        of_each.map(median)
+    }
+}
+
+/// A service under one load with one number of cores, on Tidegate and on the kernel.
+struct Comparison {
+    case: Case,
+    cores: usize,
+    kernel: FirstPass<Way>,
+    /// Tidegate's ways, and the best of the kernel's.
+    series: Vec<Series>,
+}
+
+impl Comparison {
+    /// Measures the kernel's ways once.
+    fn first_pass(
+        testbed: &mut CoresTestbed,
+        case: Case,
+        cores: usize,
+        seconds: f64,
+    ) -> Result<Self, LabError> {
+        let name = |way: Way| way.name().to_owned();
+        let kernel = FirstPass::measure(Goal::Highest, &Way::KERNEL, name, |way| {
+            Ok(testbed.measure(case, way, cores, seconds)?.answered_pps)
+        })?;
+        let mut ways = vec![Way::QueueEach];
+        // With one core, one queue is a queue each.
+        if cores > 1 && case.load == Load::Flood {
+            ways.push(Way::OneQueue);
+        }
+        ways.push(kernel.best());
+        let series = ways.into_iter().map(|way| Series { way, runs: Vec::new() }).collect();
+        Ok(Self { case, cores, kernel, series })
+    }
+
+    fn series(&self, way: Way) -> Option<&Series> {
+        self.series.iter().find(|series| series.way == way)
+    }
+
+    fn row(&self, series: &Series) -> Value {
         json!({
-            "service": self.service.name(),
-            "server": self.way.name(),
+            "service": self.case.service.name(),
+            "load": self.case.load.name(),
+            "server": series.way.name(),
             "cores": self.cores,
-            "offered_per_s": self.median(|run| run.offered_pps).round(),
-            "answered_per_s": self.median(|run| run.answered_pps).round(),
-            "per_busy_second": self.median(|run| run.per_busy_second).round(),
-            "crossing_share": round_to_thousandths(self.median(|run| run.crossing_share)),
+            "offered_per_s": series.median(|run| run.offered_pps).round(),
+            "answered_per_s": series.answered_pps().round(),
+            "per_busy_second": series.per_busy_second().map(f64::round),
+            "crossing_share": round_to_thousandths(series.median(|run| run.crossing_share)),
         })
     }
 }
@@ -87,74 +133,76 @@ pub fn run(config: &CoresConfig) -> Result<Experiment, LabError> {
         return Err(LabError::Config("give numbers of cores and repeats above zero".into()));
     }
     let placement = Placement::of_machine()?;
-    let mut testbed = CoresTestbed::new()?;
-    let mut all: Vec<Series> = Vec::new();
-    for service in Service::ALL {
-        for way in Way::ALL {
-            // One core with one queue is a case of its own queue each.
-            let cores = config.cores.iter().filter(|&&cores| way != Way::OneQueue || cores > 1);
-            all.extend(cores.map(|&cores| Series { service, way, cores, runs: Vec::new() }));
+    let mut testbed = CoresTestbed::new(placement.clone())?;
+    let cases = testbed.cases();
+    let first_seconds = config.seconds.min(FIRST_PASS_SECONDS);
+    let progress = Progress::of_part("first pass", cases.len() * config.cores.len());
+    let mut comparisons = Vec::new();
+    for &case in &cases {
+        for &cores in &config.cores {
+            let comparison = Comparison::first_pass(&mut testbed, case, cores, first_seconds)?;
+            let best = comparison.kernel.best().name();
+            progress.step(format_args!("{case}, {cores} cores: {best} is the kernel's best"));
+            comparisons.push(comparison);
         }
     }
-    let progress = Progress::new(all.len() * config.repeats);
+    let series = comparisons.iter().map(|comparison| comparison.series.len());
+    let progress = Progress::new(series.sum::<usize>() * config.repeats);
     for _ in 0..config.repeats {
-        for series in &mut all {
-            let Series { service, way, cores, .. } = *series;
-            let run = testbed.measure(service, way, &placement, cores, config.seconds)?;
-            progress.step(format_args!(
-                "{} {}, {cores} cores: {:.0} k/s answered of {:.0}, {:.0} k/s in a busy second, \
-                 {:.2} crossings each",
-                service.name(),
-                way.name(),
-                run.answered_pps / 1e3,
-                run.offered_pps / 1e3,
-                run.per_busy_second / 1e3,
-                run.crossing_share
-            ));
-            series.runs.push(run);
-        }
-    }
-    Ok(conclude(&all, &placement))
-}
-
-fn conclude(all: &[Series], placement: &Placement) -> Experiment {
-    let mut result = Experiment::new("cores");
-    for service in Service::ALL {
-        let of = |way: Way, cores: usize| {
-            let is_it = |series: &&Series| {
-                (series.service, series.way, series.cores) == (service, way, cores)
-            };
-            all.iter().find(is_it)
-        };
-        let max = all.iter().map(|series| series.cores).max().unwrap_or(1);
-        let Some(one) = of(Way::QueueEach, 1) else { continue };
-        let suffix = service.suffix();
-        let mut ratio = |name: &str, series: &Series, factor: f64, figure: fn(&Run) -> f64| {
-            let value = factor * series.median(figure) / one.median(figure).max(1.0);
-            result.figure(&format!("{name}{suffix}"), round_to_thousandths(value));
-        };
-        if let Some(two) = of(Way::QueueEach, 2) {
-            ratio("cores_2_over_1", two, 2.0, |run| run.per_busy_second);
-        }
-        if let Some(two) = of(Way::OneQueue, 2) {
-            ratio("cores_2_over_1_one_queue", two, 2.0, |run| run.per_busy_second);
-        }
-        if placement.is_apart {
-            for cores in [2, max] {
-                if let Some(series) = of(Way::QueueEach, cores) {
-                    let name = format!("cores_{cores}_over_1_by_clock");
-                    ratio(&name, series, 1.0, |run| run.answered_pps);
-                }
+        for Comparison { case, cores, series, .. } in &mut comparisons {
+            for Series { way, runs } in series {
+                let run = testbed.measure(*case, *way, *cores, config.seconds)?;
+                progress.step(format_args!(
+                    "{case} {}, {cores} cores: {:.0} k/s answered of {:.0}, {:.2} crossings each",
+                    way.name(),
+                    run.answered_pps / 1e3,
+                    run.offered_pps / 1e3,
+                    run.crossing_share
+                ));
+                runs.push(run);
             }
         }
-        for series in [of(Way::QueueEach, 2), of(Way::OneQueue, 2)].into_iter().flatten() {
-            let place = if series.way == Way::OneQueue { "_one_queue" } else { "" };
-            let share = round_to_thousandths(series.median(|run| run.crossing_share));
-            result.figure(&format!("crossing_share{place}{suffix}"), share);
-        }
     }
-    result.rows = all.iter().map(Series::row).collect();
+    let mut result = Experiment::new("cores");
+    for case in cases {
+        let of_case = comparisons.iter().filter(|comparison| comparison.case == case);
+        conclude(case, &of_case.collect::<Vec<_>>(), placement.is_apart, &mut result);
+    }
+    let rows = |of: &Comparison| of.series.iter().map(|series| of.row(series)).collect::<Vec<_>>();
+    result.rows = comparisons.iter().flat_map(rows).collect();
     result.note(placement.describe());
     result.note(testbed::NOTE);
-    result
+    Ok(result)
+}
+
+/// Sets the figures of one case.
+fn conclude(case: Case, all: &[&Comparison], is_apart: bool, result: &mut Experiment) {
+    let suffix = case.suffix();
+    let of = |cores: usize| all.iter().find(|comparison| comparison.cores == cores);
+    let one = of(1).and_then(|one| one.series(Way::QueueEach));
+    for (way, place) in [(Way::QueueEach, ""), (Way::OneQueue, "_one_queue")] {
+        let Some(two) = of(2).and_then(|two| two.series(way)) else { continue };
+        let busy = two.per_busy_second().zip(one.and_then(Series::per_busy_second));
+        if let Some((two, one)) = busy {
+            let name = format!("cores_2_over_1{place}{suffix}");
+            result.figure(&name, round_to_thousandths(2.0 * two / one.max(1.0)));
+        }
+        let crossing_share = two.median(|run| run.crossing_share);
+        let name = format!("crossing_share{place}{suffix}");
+        result.figure(&name, round_to_thousandths(crossing_share));
+    }
+    if !is_apart {
+        return;
+    }
+    for comparison in all {
+        let Some(series) = comparison.series(Way::QueueEach) else { continue };
+        let (cores, answered_pps) = (comparison.cores, series.answered_pps());
+        if let Some(one) = one.filter(|_| cores > 1) {
+            let name = format!("cores_{cores}_over_1_by_clock{suffix}");
+            result.figure(&name, round_to_thousandths(answered_pps / one.answered_pps().max(1.0)));
+        }
+        let best = comparison.series(comparison.kernel.best()).map_or(1.0, Series::answered_pps);
+        let name = format!("cores_{cores}_over_kernel{suffix}");
+        result.compare_with_best(&name, answered_pps / best.max(1.0), comparison.kernel.rows(best));
+    }
 }

@@ -207,7 +207,7 @@ impl DnsTestbed {
         if self.can_steer() {
             ReceiveWork::reset(end)?;
             // Knot DNS leaves its XDP program attached.
-            end.namespace.ip(&["link", "set", "dev", &end.device, "xdp", "off"])?;
+            end.remove_xdp_program()?;
             let needs_gro = kind.is_on_kernel_sockets() && receive_work.needs_napi();
             end.ethtool(&["gro", if needs_gro { "on" } else { "off" }])?;
         }
@@ -251,8 +251,7 @@ impl DnsTestbed {
             DnsTool::Kxdpgun => {
                 let rates = self.receive_replies_on_load_core(measure);
                 // kxdpgun leaves its XDP program attached.
-                let a = &self.pair.a;
-                a.namespace.ip(&["link", "set", "dev", &a.device, "xdp", "off"])?;
+                self.pair.a.remove_xdp_program()?;
                 rates
             }
             DnsTool::Dnsperf => measure(),

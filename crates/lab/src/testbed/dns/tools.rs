@@ -54,10 +54,13 @@ impl DnsTool {
         }
     }
 
-    /// Checks that both are installed.
-    pub(crate) fn check_installed() -> Result<(), LabError> {
-        check_installed("kxdpgun", "knot-dnsutils")?;
-        check_installed("dnsperf", "dnsperf")
+    /// Checks that the tool is installed.
+    pub(crate) fn check_installed(self) -> Result<(), LabError> {
+        let package = match self {
+            Self::Kxdpgun => "knot-dnsutils",
+            Self::Dnsperf => "dnsperf",
+        };
+        check_installed(self.name(), package)
     }
 
     /// Runs the tool and counts the packets of both devices for `measured`. kxdpgun sends

@@ -209,7 +209,7 @@ fn check_config(config: &DnsConfig) -> Result<(), LabError> {
         ));
     }
     // Checked first, before minutes are spent on the other servers.
-    DnsTool::check_installed()?;
+    DnsTool::ALL.into_iter().try_for_each(DnsTool::check_installed)?;
     for kind in &config.servers {
         match kind {
             ServerKind::Knot | ServerKind::KnotXdp => servers::check_installed("knotd", "knot")?,

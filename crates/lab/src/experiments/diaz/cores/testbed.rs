@@ -1,7 +1,9 @@
 //! Testbed of `lab cores`: servers and floods on veth pairs of different numbers of queues.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,15 +15,18 @@ use super::placement::Placement;
 use crate::error::LabError;
 use crate::testbed::cpu::{self, CoreTicks};
 use crate::testbed::dns::ZoneFile;
+use crate::testbed::dns::tools::{DnsTool, DnsToolRun};
 use crate::testbed::load::arp_responder::ArpResponder;
 use crate::testbed::load::flood::{self, Flood};
-use crate::testbed::netns::{VethConfig, VethPair};
+use crate::testbed::netns::{VethConfig, VethEnd, VethPair};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
 use crate::testbed::receive_work::ReceiveWork;
 
 const TIDEGATE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
 const KERNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 3);
+/// Address of the kernel's stack at the end of the load.
+const TOOL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
 /// Source of the load, an address that no kernel has.
 const LOAD_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 79, 1, 1);
 /// A hardware address of no device: the kernel drops replies to it before any protocol work.
@@ -35,17 +40,21 @@ const ECHO_BYTES: usize = 64;
 const ZONE_NAMES: u64 = 2_048;
 /// Rates offered to each queue, in packets per second: some servers answer less under a flood.
 const RATES_PPS: [f64; 3] = [400_000.0, 800_000.0, 1_488_095.0];
+/// Rate of kxdpgun for each queue, in packets per second: more than it can make, and a server answer.
+const KXDPGUN_PPS: f64 = 1_200_000.0;
 /// Duration of a load before its measurement.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 pub(super) const NOTE: &str =
-    "AF_XDP over a veth pair; a flood of 2,048 flows of 64-byte requests for each network core, at \
-     0.4, 0.8 and 1.49 million/s, of which the row has the best; every flow arrives at every queue. \
+    "AF_XDP over a veth pair. flood: 2,048 flows of 64-byte requests, or of DNS questions, for each \
+     network core, at 0.4, 0.8 and 1.49 million/s, of which the row has the best; every flow arrives at \
+     every queue. kxdpgun: Knot's generator with a thread for each queue, at 1.2 million/s each. \
      tidegate: a receive queue for each network core, and a socket of one reuse group on each, so \
      that no flow has to cross; tidegate-one-queue: one queue for all, so that the first core \
-     receives everything and the others' flows cross; kernel-softirq, kernel-thread: as many threads \
-     with SO_REUSEPORT, with the receive work on the senders' processors, which flatters it, and in a \
-     NAPI thread beside each. per_busy_second: answers over the busy time of the servers' \
+     receives everything and the others' flows cross; kernel: as many threads with SO_REUSEPORT, with \
+     receive work on the senders' processors (kernel-softirq, which flatters it), in a NAPI thread \
+     beside each (kernel-thread), or in the threads' own calls (kernel-busy-poll); RPS to several \
+     processors is not measured. per_busy_second: answers over the busy time of the servers' \
      processors, or over that of the server process where the load shares them. cores_2_over_1: \
      twice the per_busy_second of two cores over that of one; by_clock: answers over answers";
 
@@ -57,20 +66,10 @@ pub(super) enum Service {
 }
 
 impl Service {
-    pub(super) const ALL: [Self; 2] = [Self::Echo, Self::Dns];
-
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Echo => "echo",
             Self::Dns => "dns",
-        }
-    }
-
-    /// End of the names of its figures.
-    pub(super) fn suffix(self) -> &'static str {
-        match self {
-            Self::Echo => "",
-            Self::Dns => "_dns",
         }
     }
 
@@ -82,6 +81,54 @@ impl Service {
     }
 }
 
+/// Load generator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Load {
+    /// Our own, one for each queue.
+    Flood,
+    /// Knot DNS's.
+    Kxdpgun,
+}
+
+impl Load {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Flood => "flood",
+            Self::Kxdpgun => "kxdpgun",
+        }
+    }
+}
+
+/// Service under a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) service: Service,
+    pub(super) load: Load,
+}
+
+impl Case {
+    const ALL: [Self; 3] = [
+        Self { service: Service::Echo, load: Load::Flood },
+        Self { service: Service::Dns, load: Load::Flood },
+        Self { service: Service::Dns, load: Load::Kxdpgun },
+    ];
+
+    /// End of the names of its figures.
+    pub(super) fn suffix(self) -> &'static str {
+        match (self.service, self.load) {
+            (Service::Echo, _) => "",
+            (Service::Dns, Load::Flood) => "_dns",
+            (Service::Dns, Load::Kxdpgun) => "_dns_kxdpgun",
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} by {}", self.service.name(), self.load.name())
+    }
+}
+
 /// Way of the packets to the network cores or threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
@@ -89,27 +136,28 @@ pub(super) enum Way {
     QueueEach,
     /// Tidegate with one receive queue for all.
     OneQueue,
-    /// The kernel with a queue and a thread for each core; receive work on the senders' processors.
-    KernelSoftirq,
-    /// The kernel with a queue, a thread and a NAPI thread for each core.
-    KernelThread,
+    /// The kernel with a queue and a thread for each core, and this receive work.
+    Kernel(ReceiveWork),
 }
 
 impl Way {
-    pub(super) const ALL: [Self; 4] =
-        [Self::QueueEach, Self::OneQueue, Self::KernelSoftirq, Self::KernelThread];
+    /// The kernel's ways. RPS of the testbed has one processor only.
+    pub(super) const KERNEL: [Self; 3] = [
+        Self::Kernel(ReceiveWork::Softirq),
+        Self::Kernel(ReceiveWork::Thread),
+        Self::Kernel(ReceiveWork::BusyPoll),
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::QueueEach => "tidegate",
             Self::OneQueue => "tidegate-one-queue",
-            Self::KernelSoftirq => "kernel-softirq",
-            Self::KernelThread => "kernel-thread",
+            Self::Kernel(work) => work.kernel_name(),
         }
     }
 
     fn is_kernel(self) -> bool {
-        matches!(self, Self::KernelSoftirq | Self::KernelThread)
+        matches!(self, Self::Kernel(_))
     }
 
     fn address(self) -> Ipv4Addr {
@@ -118,6 +166,19 @@ impl Way {
 
     fn queues(self, cores: usize) -> usize {
         if self == Self::OneQueue { 1 } else { cores }
+    }
+
+    /// Puts the receive work of `end` on the processors of the servers.
+    fn place(self, end: &VethEnd, processors: &[usize]) -> Result<(), LabError> {
+        let Self::Kernel(work) = self else { return Ok(()) };
+        work.place(end, processors[0])?;
+        if work == ReceiveWork::Thread {
+            let threads = cpu::napi_threads(&end.device);
+            let places = threads.into_iter().zip(processors.iter().cycle());
+            places.map(|(thread, &processor)| cpu::pin_process(thread, processor)).collect()
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -130,7 +191,7 @@ struct Link {
 impl Link {
     fn new(queues: usize) -> Result<Self, LabError> {
         let config = VethConfig {
-            a: vec!["10.79.0.1/16".into()],
+            a: vec![format!("{TOOL_ADDRESS}/16")],
             b: vec![format!("{KERNEL_ADDRESS}/16")],
         };
         let pair = VethPair::with_queues(&config, queues)?;
@@ -157,24 +218,39 @@ fn addressing(target: SocketAddr, target_mac: [u8; 6]) -> Addressing {
 
 /// Veth pairs by their number of queues, and a zone.
 pub(super) struct CoresTestbed {
+    placement: Placement,
     links: BTreeMap<usize, Link>,
     zone: ZoneFile,
     queries: QuerySet,
 }
 
+/// Server at work, and where.
+struct Running<'a> {
+    pair: &'a VethPair,
+    server: &'a ServerProcess,
+    processors: &'a [usize],
+}
+
 impl CoresTestbed {
-    pub(super) fn new() -> Result<Self, LabError> {
+    pub(super) fn new(placement: Placement) -> Result<Self, LabError> {
         let zone = ZoneFile::write(ZONE_NAMES)?;
         let queries = zone.queries();
-        Ok(Self { links: BTreeMap::new(), zone, queries })
+        Ok(Self { placement, links: BTreeMap::new(), zone, queries })
     }
 
-    /// Measures a server on `cores` network cores at each rate; returns the run with most answers.
+    /// The cases that this machine can measure: kxdpgun has to be installed, and has no priority
+    /// below that of a server on the same processor.
+    pub(super) fn cases(&self) -> Vec<Case> {
+        let has_kxdpgun = self.placement.is_apart && DnsTool::Kxdpgun.check_installed().is_ok();
+        Case::ALL.into_iter().filter(|case| has_kxdpgun || case.load != Load::Kxdpgun).collect()
+    }
+
+    /// Measures a server on `cores` network cores under each rate of the load; returns the run with
+    /// most answers.
     pub(super) fn measure(
         &mut self,
-        service: Service,
+        case: Case,
         way: Way,
-        placement: &Placement,
         cores: usize,
         seconds: f64,
     ) -> Result<Run, LabError> {
@@ -185,36 +261,68 @@ impl CoresTestbed {
         let pair = &self.links[&queues].pair;
         ReceiveWork::reset(&pair.b)?;
         pair.b.ethtool(&["gro", if way.is_kernel() { "on" } else { "off" }])?;
-        let servers = placement.servers(cores);
-        if way == Way::KernelThread {
-            let threads = pair.b.set_threaded_napi(servers[0])?;
-            for (thread, &processor) in threads.into_iter().zip(servers.iter().cycle()) {
-                cpu::pin_process(thread, processor)?;
-            }
-        }
-        let mut command = self.command(service, way, pair, &servers)?;
+        let processors = &self.placement.servers(cores)[..];
+        let mut command = self.command(case.service, way, pair, processors)?;
         let mut server = ServerProcess::start("tidegate", &mut command)?;
         server.wait_for_first_line()?;
-        let target = SocketAddr::new(way.address().into(), service.port());
-        let frames = self.frames(service, &addressing(target, pair.b.mac));
-        let floods: Result<Vec<_>, _> =
-            placement.load(cores).map(|core| Flood::new(&pair.a, &frames, core)).collect();
-        let mut floods = floods?;
+        way.place(&pair.b, processors)?;
+        let running = Running { pair, server: &server, processors };
+        let target = SocketAddr::new(way.address().into(), case.service.port());
+        let best = match case.load {
+            Load::Flood => self.measure_flood(&running, case.service, target, seconds)?,
+            Load::Kxdpgun => self.measure_kxdpgun(&running, target, seconds)?,
+        };
+        let report = server.stop();
+        Ok(Run { crossing_share: report.as_ref().map_or(0.0, crossing_share), ..best })
+    }
+
+    fn measure_flood(
+        &self,
+        running: &Running<'_>,
+        service: Service,
+        target: SocketAddr,
+        seconds: f64,
+    ) -> Result<Run, LabError> {
+        let frames = self.frames(service, &addressing(target, running.pair.b.mac));
+        let cores = self.placement.load(running.processors.len());
+        let floods = cores.map(|core| Flood::new(&running.pair.a, &frames, core));
+        let mut floods = floods.collect::<Result<Vec<_>, _>>()?;
         let mut best = Run::default();
         for rate_pps in RATES_PPS {
             floods.iter_mut().try_for_each(|flood| flood.set_rate(Some(rate_pps)))?;
             thread::sleep(WARM_UP);
-            let before = Reading::take(pair, &mut floods, &server, &servers)?;
+            let before = Reading::take(running, &mut floods)?;
             thread::sleep(Duration::from_secs_f64(seconds));
-            let after = Reading::take(pair, &mut floods, &server, &servers)?;
-            let run = after.since(&before, placement.is_apart);
+            let after = Reading::take(running, &mut floods)?;
+            let run = after.since(&before, self.placement.is_apart);
             if run.answered_pps > best.answered_pps {
                 best = run;
             }
         }
-        drop(floods);
-        let report = server.stop();
-        Ok(Run { crossing_share: report.as_ref().map_or(0.0, crossing_share), ..best })
+        Ok(best)
+    }
+
+    fn measure_kxdpgun(
+        &self,
+        running: &Running<'_>,
+        target: SocketAddr,
+        seconds: f64,
+    ) -> Result<Run, LabError> {
+        let run = DnsToolRun {
+            pair: running.pair,
+            core: 0,
+            source: TOOL_ADDRESS,
+            target: target.ip(),
+            queries: &self.zone.write_queries(self.zone.folder())?,
+        };
+        let rate_pps = KXDPGUN_PPS * running.processors.len() as f64;
+        let rates = DnsTool::Kxdpgun.measure(&run, rate_pps, Duration::from_secs_f64(seconds))?;
+        running.pair.a.remove_xdp_program()?;
+        Ok(Run {
+            offered_pps: rates.sent_pps,
+            answered_pps: rates.answered_pps,
+            ..Run::default()
+        })
     }
 
     fn command(
@@ -222,8 +330,8 @@ impl CoresTestbed {
         service: Service,
         way: Way,
         pair: &VethPair,
-        servers: &[usize],
-    ) -> Result<std::process::Command, LabError> {
+        processors: &[usize],
+    ) -> Result<Command, LabError> {
         let mut command = pair.b.namespace.command(programs::tidegate()?);
         command.args(["serve", service.name(), "--json", "--iface", &pair.b.device]);
         command.args(["--listen", &service.port().to_string()]);
@@ -233,10 +341,10 @@ impl CoresTestbed {
             // One source asks each question many times: that is the measurement.
             command.args(["--rate-limit", "0", "--zone", &zone]);
         }
-        let (count, processors) = (servers.len().to_string(), join(servers));
-        if way.is_kernel() {
+        let (count, processors) = (processors.len().to_string(), join(processors));
+        if let Way::Kernel(work) = way {
             command.args(["--io", "kernel", "--reuse-port", "--readers", &count]);
-            command.args(["--reader-cpus", &processors]);
+            command.args(["--reader-cpus", &processors]).args(work.serve_flags());
         } else {
             command.args(["--io", "xdp", "--cores", &count, "--core-cpus", &processors]);
         }
@@ -279,21 +387,16 @@ struct Reading {
 }
 
 impl Reading {
-    fn take(
-        pair: &VethPair,
-        floods: &mut [Flood],
-        server: &ServerProcess,
-        servers: &[usize],
-    ) -> Result<Self, LabError> {
-        let mut processors = servers.to_vec();
+    fn take(running: &Running<'_>, floods: &mut [Flood]) -> Result<Self, LabError> {
+        let mut processors = running.processors.to_vec();
         processors.sort_unstable();
         processors.dedup();
         let ticks = processors.into_iter().map(CoreTicks::read);
         Ok(Self {
             at: Instant::now(),
             offered: floods.iter_mut().map(Flood::offered).sum::<Result<u64, _>>()?,
-            answered: pair.b.tx_packets()?,
-            process_ticks: cpu::process_ticks(server.pid())?,
+            answered: running.pair.b.tx_packets()?,
+            process_ticks: cpu::process_ticks(running.server.pid())?,
             processors: ticks.collect::<Result<_, _>>()?,
         })
     }
@@ -311,7 +414,7 @@ impl Reading {
         Run {
             offered_pps: (self.offered - before.offered) as f64 / seconds,
             answered_pps: answered / seconds,
-            per_busy_second: answered / busy_seconds.max(0.01),
+            per_busy_second: Some(answered / busy_seconds.max(0.01)),
             crossing_share: 0.0,
         }
     }

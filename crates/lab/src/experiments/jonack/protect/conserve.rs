@@ -63,7 +63,7 @@ pub(super) fn run(
     config: &ProtectConfig,
     testbed: &FloodTestbed,
 ) -> Result<Vec<ConserveCell>, LabError> {
-    DnsTool::check_installed()?;
+    DnsTool::ALL.into_iter().try_for_each(DnsTool::check_installed)?;
     let capacity_pps = measure_capacity(config, testbed)?;
     let zone = Zone::write()?;
     let counts = if config.is_quick() { &SOURCE_COUNTS[..1] } else { &SOURCE_COUNTS[..] };
