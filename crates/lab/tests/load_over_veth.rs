@@ -125,7 +125,7 @@ fn namespaces_are_deleted_when_dropped() {
     let names = [pair.a.namespace.name().to_owned(), pair.b.namespace.name().to_owned()];
     let exists = |name: &String| std::path::Path::new("/var/run/netns").join(name).exists();
     assert!(names.iter().all(exists));
-    pair.b.set_rps(Some(0)).unwrap();
+    pair.b.set_rps(&[0]).unwrap();
     pair.b.set_deferral(0, 0).unwrap();
     drop(pair);
     assert!(!names.iter().any(exists));

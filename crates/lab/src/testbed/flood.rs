@@ -150,7 +150,7 @@ impl FloodTestbed {
         };
         let pair = VethPair::as_on_a_wire(&config)?;
         // The load generator's core receives the replies.
-        pair.a.set_rps(Some(load_core))?;
+        pair.a.set_rps(&[load_core])?;
         let unused_target = SocketAddr::new(KERNEL_ADDRESS.into(), 0);
         let addressing = FloodSource::OneHost.addressing(unused_target, pair.b.mac);
         let responder = ArpResponder::new(&pair.a, &addressing, load_core)?;

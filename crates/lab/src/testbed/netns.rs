@@ -184,8 +184,13 @@ impl Namespace {
     /// Like [`Namespace::command`], pinned to one core. The process receives SIGTERM when the
     /// thread that starts it ends.
     pub fn command_on_core(&self, core: usize, program: impl AsRef<OsStr>) -> Command {
+        self.command_on_cores(&[core], program)
+    }
+
+    /// Like [`Namespace::command_on_core`], confined to several cores.
+    pub fn command_on_cores(&self, cores: &[usize], program: impl AsRef<OsStr>) -> Command {
         let mut command = self.command("setpriv");
-        command.args(setpriv_arguments(core)).arg(program);
+        command.args(setpriv_arguments(cores)).arg(program);
         command
     }
 
@@ -229,9 +234,15 @@ impl Namespace {
     /// # Errors
     /// If there is no such file, or the kernel refuses the value.
     pub fn write_device_file(&self, device: &str, file: &str, value: &str) -> Result<(), LabError> {
+        self.write_device_files(device, file, value)
+    }
+
+    /// Writes all files below `/sys/class/net/DEVICE/` that match a pattern of the shell, which has
+    /// no spaces.
+    fn write_device_files(&self, device: &str, files: &str, value: &str) -> Result<(), LabError> {
         // A thread that only entered the namespace would still see the old /sys.
-        let script = r#"printf %s "$2" > "/sys/class/net/$1""#;
-        let target = format!("{device}/{file}");
+        let script = r#"for file in /sys/class/net/$1; do printf %s "$2" > "$file" || exit; done"#;
+        let target = format!("{device}/{files}");
         let mut command = self.command("sh");
         run_to_end(command.args(["-c", script, "sh", &target, value]), "dash").map(drop)
     }
@@ -434,14 +445,14 @@ impl VethEnd {
         self.namespace.ip(&arguments).map(drop)
     }
 
-    /// Directs the receive processing of this device to one core by Receive Packet Steering (RPS),
-    /// independent of the sender's core. `None` turns RPS off.
+    /// Directs the receive processing of all queues of this device to `cores` by Receive Packet
+    /// Steering (RPS), by a hash of the flow and independent of the sender's core. Without cores it
+    /// turns RPS off.
     ///
     /// # Errors
     /// If the kernel refuses the mask.
-    pub fn set_rps(&self, core: Option<usize>) -> Result<(), LabError> {
-        let mask = core.map_or_else(|| "0".to_owned(), rps_mask);
-        self.namespace.write_device_file(&self.device, "queues/rx-0/rps_cpus", &mask)
+    pub fn set_rps(&self, cores: &[usize]) -> Result<(), LabError> {
+        self.namespace.write_device_files(&self.device, "queues/rx-*/rps_cpus", &rps_mask(cores))
     }
 
     /// Enables threaded NAPI: gives the device's NAPI context a kernel thread, pinned to `core`.
@@ -508,13 +519,14 @@ impl VethEnd {
     }
 }
 
-/// CPU mask with one core, in the format of sysfs: hexadecimal words of 32 bits.
-fn rps_mask(core: usize) -> String {
-    let mut mask = format!("{:x}", 1u32 << (core % 32));
-    for _ in 0..core / 32 {
-        mask.push_str(",00000000");
+/// CPU mask with these cores, in the format of sysfs: hexadecimal words of 32 bits, the highest
+/// first.
+fn rps_mask(cores: &[usize]) -> String {
+    let mut words = vec![0u32; cores.iter().max().map_or(1, |core| core / 32 + 1)];
+    for core in cores {
+        words[core / 32] |= 1 << (core % 32);
     }
-    mask
+    words.iter().rev().map(|word| format!("{word:08x}")).collect::<Vec<_>>().join(",")
 }
 
 fn parse_mac_of_link(text: &str) -> Option<[u8; 6]> {
@@ -536,9 +548,9 @@ mod tests {
 
     #[test]
     fn rps_mask_supports_more_than_32_cores() {
-        assert_eq!(rps_mask(0), "1");
-        assert_eq!(rps_mask(5), "20");
-        assert_eq!(rps_mask(33), "2,00000000");
+        assert_eq!(rps_mask(&[]), "00000000");
+        assert_eq!(rps_mask(&[0, 5]), "00000021");
+        assert_eq!(rps_mask(&[0, 33]), "00000002,00000001");
     }
 
     #[test]

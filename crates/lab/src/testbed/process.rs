@@ -22,13 +22,18 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// ends. The child has the process id of `program`.
 pub(crate) fn command_on_core(core: usize, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
-    command.args(setpriv_arguments(core)).arg(program);
+    command.args(setpriv_arguments(&[core])).arg(program);
     command
 }
 
-/// The arguments of `setpriv` for [`command_on_core`].
-pub(crate) fn setpriv_arguments(core: usize) -> [String; 5] {
-    ["--pdeathsig", "TERM", "taskset", "-c", &core.to_string()].map(str::to_owned)
+/// The arguments of `setpriv` for a program on `cores`.
+pub(crate) fn setpriv_arguments(cores: &[usize]) -> [String; 5] {
+    ["--pdeathsig", "TERM", "taskset", "-c", &list(cores)].map(str::to_owned)
+}
+
+/// Numbers of cores as programs take them: `1,2`.
+pub(crate) fn list(cores: &[usize]) -> String {
+    cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Command that runs the program which its further arguments name, with standard error at the end of

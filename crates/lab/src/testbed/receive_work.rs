@@ -106,7 +106,7 @@ impl ReceiveWork {
         let _ = end.set_softirq_napi();
         let _ = end.set_irq_suspend_timeout(0);
         end.set_deferral(0, 0)?;
-        end.set_rps(None)
+        end.set_rps(&[])
     }
 
     /// Makes `core` do the receive work of `end`. [`ReceiveWork::Timer`] needs packets as well: see
@@ -126,7 +126,7 @@ impl ReceiveWork {
                 threads.into_iter().try_for_each(cpu::run_as_interrupt)
             }
             Self::Thread => end.set_threaded_napi(core).map(drop),
-            Self::Steered => end.set_rps(Some(core)),
+            Self::Steered => end.set_rps(&[core]),
         }
     }
 }

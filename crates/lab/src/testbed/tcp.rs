@@ -215,7 +215,8 @@ impl TcpTestbed {
     ) -> Result<TcpMeasurement, LabError> {
         let end = &self.pair.a;
         // Replies are received on the core that sent the requests.
-        end.set_rps((config.link == LinkKind::Kernel).then_some(self.load_core))?;
+        let receives_by_rps = config.link == LinkKind::Kernel;
+        end.set_rps(if receives_by_rps { std::slice::from_ref(&self.load_core) } else { &[] })?;
         end.namespace.enter(|| {
             let mut before = None;
             let load = load_tcp_with_hook(config, || {

@@ -239,13 +239,13 @@ impl DnsTestbed {
     ) -> Result<DnsToolRates, LabError> {
         let run = DnsToolRun {
             pair: &self.pair,
-            core: self.load_core,
+            cores: &[self.load_core],
             source: TOOL_ADDRESS,
             target: server.target.ip(),
             queries: &self.write_query_file()?,
         };
         // Replies are received on the core of the load.
-        self.pair.a.set_rps(Some(self.load_core))?;
+        self.pair.a.set_rps(&[self.load_core])?;
         let measure = || tool.measure(&run, rate_pps, Duration::from_secs_f64(seconds));
         match tool {
             DnsTool::Kxdpgun => {

@@ -12,12 +12,16 @@ use crate::testbed::netns::{VethPair, run_to_end};
 /// Time for a tool to start.
 const START_TIME: Duration = Duration::from_millis(1_500);
 
+/// Queries of one thread of dnsperf that wait for answers.
+const DNSPERF_WAITING_QUERIES: usize = 1_000;
+
 /// A tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DnsTool {
     /// Sends by AF_XDP at a given rate, and does not wait for answers.
     Kxdpgun,
-    /// Sends by kernel sockets, and waits for answers.
+    /// Sends by kernel sockets, a thread for each core with a socket for each core, and waits for
+    /// answers.
     Dnsperf,
 }
 
@@ -25,8 +29,8 @@ pub(crate) enum DnsTool {
 pub(crate) struct DnsToolRun<'a> {
     /// The tool is in `a`, the server in `b`.
     pub(crate) pair: &'a VethPair,
-    /// Core of the tool.
-    pub(crate) core: usize,
+    /// Cores of the tool, of which kxdpgun takes the first.
+    pub(crate) cores: &'a [usize],
     /// Address of the kernel's stack in `a`.
     pub(crate) source: Ipv4Addr,
     /// Address of the server.
@@ -74,19 +78,22 @@ impl DnsTool {
         rate_pps: f64,
         measured: Duration,
     ) -> Result<DnsToolRates, LabError> {
-        let DnsToolRun { pair, core, source, target, queries } = run;
+        let DnsToolRun { pair, cores, source, target, queries } = run;
         let (a, b) = (&pair.a, &pair.b);
         let seconds = format!("{:.0}", (START_TIME + measured).as_secs_f64().ceil() + 1.0);
         let (address, queries) = (target.to_string(), queries.display().to_string());
-        let mut command = a.namespace.command_on_core(*core, self.name());
+        let mut command = a.namespace.command_on_cores(cores, self.name());
         match self {
             Self::Kxdpgun => {
                 command.args(["-t", &seconds, "-b", "10", "-i", &queries]);
-                command.args(["-Q", &format!("{rate_pps:.0}"), "-F", &core.to_string()]);
+                command.args(["-Q", &format!("{rate_pps:.0}"), "-F", &cores[0].to_string()]);
                 command.args(["-I", &a.device, "-l", &source.to_string(), &address]);
             }
             Self::Dnsperf => {
-                command.args(["-s", &address, "-d", &queries, "-l", &seconds, "-q", "1000"]);
+                let (threads, waiting) = (cores.len(), DNSPERF_WAITING_QUERIES * cores.len());
+                command.args(["-s", &address, "-d", &queries, "-l", &seconds]);
+                command.args(["-q", &waiting.to_string(), "-T", &threads.to_string()]);
+                command.args(["-c", &threads.pow(2).to_string()]);
             }
         }
         let reading = || Ok::<_, LabError>((a.tx_packets()?, b.tx_packets()?));

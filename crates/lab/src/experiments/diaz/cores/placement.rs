@@ -13,6 +13,8 @@ const MIN_PROCESSORS_APART: usize = 4;
 pub(super) struct Placement {
     /// Processors of the network cores, in order.
     servers: Vec<usize>,
+    /// Processors of the load.
+    pub(super) load: Vec<usize>,
     /// True if the load has processors of its own; otherwise each server shares its processor with
     /// the load of its queue.
     pub(super) is_apart: bool,
@@ -26,9 +28,8 @@ impl Placement {
     pub(super) fn of_machine() -> Result<Self, LabError> {
         let processors = cpu::available_cores();
         let siblings = |processor: usize| {
-            let path = format!(
-                "/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
-            );
+            let path =
+                format!("/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list");
             let text = fs::read_to_string(&path).map_err(LabError::file(&path))?;
             Ok(text.trim().to_owned())
         };
@@ -42,12 +43,13 @@ impl Placement {
         let thread = |processor: usize| {
             siblings[..processor].iter().filter(|&core| *core == siblings[processor]).count()
         };
-        let first = if is_apart { processors / 2 } else { 0 };
-        let mut servers: Vec<usize> = (first..processors).collect();
+        let (load_end, first_server) =
+            if is_apart { (processors / 2, processors / 2) } else { (processors, 0) };
+        let mut servers: Vec<usize> = (first_server..processors).collect();
         // A physical core of its own for each, as long as there are some.
         servers.sort_by_key(|&processor| thread(processor));
         let threads_per_core = (0..processors).map(thread).max().map_or(1, |thread| thread + 1);
-        Self { servers, is_apart, threads_per_core }
+        Self { servers, load: (0..load_end).collect(), is_apart, threads_per_core }
     }
 
     /// Processors of `cores` network cores; they share processors if the machine has too few.
@@ -57,9 +59,8 @@ impl Placement {
 
     /// Processors of the load for `queues` queues. A veth puts a frame of processor `n` into queue
     /// `n` modulo the number of queues, so the numbers follow each other.
-    pub(super) fn load(&self, queues: usize) -> impl Iterator<Item = usize> {
-        let processors = if self.is_apart { self.servers.len() } else { cpu::available_cores() };
-        (0..queues).map(move |queue| queue % processors.max(1))
+    pub(super) fn load_of_queues(&self, queues: usize) -> impl Iterator<Item = usize> {
+        self.load.iter().copied().cycle().take(queues)
     }
 
     pub(super) fn describe(&self) -> String {
@@ -88,7 +89,7 @@ mod tests {
     fn servers_take_physical_cores_before_their_second_threads() {
         let placement = machine(&["0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7"]);
         assert_eq!(placement.servers(4), [4, 6, 5, 7]);
-        assert_eq!(placement.load(4).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert_eq!(placement.load_of_queues(4).collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert!(placement.is_apart);
     }
 
@@ -96,6 +97,7 @@ mod tests {
     fn machine_of_two_processors_shares_them() {
         let placement = machine(&["0", "1"]);
         assert_eq!(placement.servers(2), [0, 1]);
+        assert_eq!(placement.load, [0, 1]);
         assert!(!placement.is_apart);
     }
 }

@@ -19,7 +19,7 @@ use crate::testbed::dns::tools::{DnsTool, DnsToolRun};
 use crate::testbed::load::arp_responder::ArpResponder;
 use crate::testbed::load::flood::{self, Flood};
 use crate::testbed::netns::{VethConfig, VethEnd, VethPair};
-use crate::testbed::process::ServerProcess;
+use crate::testbed::process::{ServerProcess, list};
 use crate::testbed::programs;
 use crate::testbed::receive_work::ReceiveWork;
 
@@ -40,21 +40,18 @@ const ECHO_BYTES: usize = 64;
 const ZONE_NAMES: u64 = 2_048;
 /// Rates offered to each queue, in packets per second: some servers answer less under a flood.
 const RATES_PPS: [f64; 3] = [400_000.0, 800_000.0, 1_488_095.0];
-/// Rate of kxdpgun for each queue, in packets per second: more than it can make, and a server answer.
-const KXDPGUN_PPS: f64 = 1_200_000.0;
 /// Duration of a load before its measurement.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-pub(super) const NOTE: &str =
-    "AF_XDP over a veth pair. flood: 2,048 flows of 64-byte requests, or of DNS questions, for each \
+pub(super) const NOTE: &str = "AF_XDP over a veth pair. flood: 2,048 flows of 64-byte requests, or of DNS questions, for each \
      network core, at 0.4, 0.8 and 1.49 million/s, of which the row has the best; every flow arrives at \
-     every queue. kxdpgun: Knot's generator with a thread for each queue, at 1.2 million/s each. \
+     every queue. dnsperf: a thread on each processor of the load, on kernel sockets. \
      tidegate: a receive queue for each network core, and a socket of one reuse group on each, so \
      that no flow has to cross; tidegate-one-queue: one queue for all, so that the first core \
      receives everything and the others' flows cross; kernel: as many threads with SO_REUSEPORT, with \
-     receive work on the senders' processors (kernel-softirq, which flatters it), in a NAPI thread \
-     beside each (kernel-thread), or in the threads' own calls (kernel-busy-poll); RPS to several \
-     processors is not measured. per_busy_second: answers over the busy time of the servers' \
+     receive work on the senders' processors (kernel-softirq, which flatters it), handed from there to \
+     the servers' (kernel-rps), in a NAPI thread beside each (kernel-thread), or in the threads' own \
+     calls (kernel-busy-poll). per_busy_second: answers over the busy time of the servers' \
      processors, or over that of the server process where the load shares them. cores_2_over_1: \
      twice the per_busy_second of two cores over that of one; by_clock: answers over answers";
 
@@ -86,15 +83,15 @@ impl Service {
 pub(super) enum Load {
     /// Our own, one for each queue.
     Flood,
-    /// Knot DNS's.
-    Kxdpgun,
+    /// That of DNS-OARC, on kernel sockets.
+    Dnsperf,
 }
 
 impl Load {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Flood => "flood",
-            Self::Kxdpgun => "kxdpgun",
+            Self::Dnsperf => "dnsperf",
         }
     }
 }
@@ -110,7 +107,7 @@ impl Case {
     const ALL: [Self; 3] = [
         Self { service: Service::Echo, load: Load::Flood },
         Self { service: Service::Dns, load: Load::Flood },
-        Self { service: Service::Dns, load: Load::Kxdpgun },
+        Self { service: Service::Dns, load: Load::Dnsperf },
     ];
 
     /// End of the names of its figures.
@@ -118,7 +115,7 @@ impl Case {
         match (self.service, self.load) {
             (Service::Echo, _) => "",
             (Service::Dns, Load::Flood) => "_dns",
-            (Service::Dns, Load::Kxdpgun) => "_dns_kxdpgun",
+            (Service::Dns, Load::Dnsperf) => "_dns_dnsperf",
         }
     }
 }
@@ -141,9 +138,10 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// The kernel's ways. RPS of the testbed has one processor only.
-    pub(super) const KERNEL: [Self; 3] = [
+    /// The kernel's ways.
+    pub(super) const KERNEL: [Self; 4] = [
         Self::Kernel(ReceiveWork::Softirq),
+        Self::Kernel(ReceiveWork::Steered),
         Self::Kernel(ReceiveWork::Thread),
         Self::Kernel(ReceiveWork::BusyPoll),
     ];
@@ -172,12 +170,14 @@ impl Way {
     fn place(self, end: &VethEnd, processors: &[usize]) -> Result<(), LabError> {
         let Self::Kernel(work) = self else { return Ok(()) };
         work.place(end, processors[0])?;
-        if work == ReceiveWork::Thread {
-            let threads = cpu::napi_threads(&end.device);
-            let places = threads.into_iter().zip(processors.iter().cycle());
-            places.map(|(thread, &processor)| cpu::pin_process(thread, processor)).collect()
-        } else {
-            Ok(())
+        match work {
+            ReceiveWork::Steered => end.set_rps(processors),
+            ReceiveWork::Thread => {
+                let threads = cpu::napi_threads(&end.device);
+                let mut places = threads.into_iter().zip(processors.iter().cycle());
+                places.try_for_each(|(thread, &processor)| cpu::pin_process(thread, processor))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -238,11 +238,11 @@ impl CoresTestbed {
         Ok(Self { placement, links: BTreeMap::new(), zone, queries })
     }
 
-    /// The cases that this machine can measure: kxdpgun has to be installed, and has no priority
-    /// below that of a server on the same processor.
+    /// The cases that this machine can measure: dnsperf has to be installed, and is not to take
+    /// processors from the server.
     pub(super) fn cases(&self) -> Vec<Case> {
-        let has_kxdpgun = self.placement.is_apart && DnsTool::Kxdpgun.check_installed().is_ok();
-        Case::ALL.into_iter().filter(|case| has_kxdpgun || case.load != Load::Kxdpgun).collect()
+        let has_dnsperf = self.placement.is_apart && DnsTool::Dnsperf.check_installed().is_ok();
+        Case::ALL.into_iter().filter(|case| has_dnsperf || case.load != Load::Dnsperf).collect()
     }
 
     /// Measures a server on `cores` network cores under each rate of the load; returns the run with
@@ -270,7 +270,7 @@ impl CoresTestbed {
         let target = SocketAddr::new(way.address().into(), case.service.port());
         let best = match case.load {
             Load::Flood => self.measure_flood(&running, case.service, target, seconds)?,
-            Load::Kxdpgun => self.measure_kxdpgun(&running, target, seconds)?,
+            Load::Dnsperf => self.measure_dnsperf(&running, target, seconds)?,
         };
         let report = server.stop();
         Ok(Run { crossing_share: report.as_ref().map_or(0.0, crossing_share), ..best })
@@ -284,7 +284,7 @@ impl CoresTestbed {
         seconds: f64,
     ) -> Result<Run, LabError> {
         let frames = self.frames(service, &addressing(target, running.pair.b.mac));
-        let cores = self.placement.load(running.processors.len());
+        let cores = self.placement.load_of_queues(running.processors.len());
         let floods = cores.map(|core| Flood::new(&running.pair.a, &frames, core));
         let mut floods = floods.collect::<Result<Vec<_>, _>>()?;
         let mut best = Run::default();
@@ -302,27 +302,26 @@ impl CoresTestbed {
         Ok(best)
     }
 
-    fn measure_kxdpgun(
+    fn measure_dnsperf(
         &self,
         running: &Running<'_>,
         target: SocketAddr,
         seconds: f64,
     ) -> Result<Run, LabError> {
+        let end = &running.pair.a;
+        let cores = &self.placement.load[..];
+        // The answers are received on the processors of the load.
+        end.set_rps(cores)?;
         let run = DnsToolRun {
             pair: running.pair,
-            core: 0,
+            cores,
             source: TOOL_ADDRESS,
             target: target.ip(),
             queries: &self.zone.write_queries(self.zone.folder())?,
         };
-        let rate_pps = KXDPGUN_PPS * running.processors.len() as f64;
-        let rates = DnsTool::Kxdpgun.measure(&run, rate_pps, Duration::from_secs_f64(seconds))?;
-        running.pair.a.remove_xdp_program()?;
-        Ok(Run {
-            offered_pps: rates.sent_pps,
-            answered_pps: rates.answered_pps,
-            ..Run::default()
-        })
+        let rates = DnsTool::Dnsperf.measure(&run, 0.0, Duration::from_secs_f64(seconds))?;
+        end.set_rps(&[])?;
+        Ok(Run { offered_pps: rates.sent_pps, answered_pps: rates.answered_pps, ..Run::default() })
     }
 
     fn command(
@@ -341,7 +340,7 @@ impl CoresTestbed {
             // One source asks each question many times: that is the measurement.
             command.args(["--rate-limit", "0", "--zone", &zone]);
         }
-        let (count, processors) = (processors.len().to_string(), join(processors));
+        let (count, processors) = (processors.len().to_string(), list(processors));
         if let Way::Kernel(work) = way {
             command.args(["--io", "kernel", "--reuse-port", "--readers", &count]);
             command.args(["--reader-cpus", &processors]).args(work.serve_flags());
@@ -363,10 +362,6 @@ impl CoresTestbed {
             }
         }
     }
-}
-
-fn join(numbers: &[usize]) -> String {
-    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Frames passed from core to core over requests answered, by the report of a server.

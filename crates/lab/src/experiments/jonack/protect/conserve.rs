@@ -227,7 +227,7 @@ fn measure_tool(
         let server = Server::start(ServerKind::TidegateXdp, &setup, &testbed.pair.b)?;
         let run = DnsToolRun {
             pair: &testbed.pair,
-            core: config.load_core,
+            cores: &[config.load_core],
             source: CLIENT_ADDRESS,
             target: server.target.ip(),
             queries: &queries,
