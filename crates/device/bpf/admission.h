@@ -491,8 +491,11 @@ INLINE enum verdict judge(const struct limits *limits, u64 hash, u32 class)
 	return in_share ? ADMITTED : ADMITTED_OVER_SHARE;
 }
 
-/* Decides on a frame and counts it; returns 1 if it is admitted. */
-static __attribute__((noinline)) int admit(struct xdp_md *context)
+/*
+ * Decides on a frame and counts it; returns 1 if it is admitted. A global function:
+ * the verifier reads it once, not for each state in which it is called.
+ */
+__attribute__((noinline)) int admit(struct xdp_md *context)
 {
 	struct cursor cursor = { (void *)(long)context->data, (void *)(long)context->data_end };
 	struct facts facts = { .port = NO_PORT };

@@ -194,3 +194,22 @@ impl SteeringProgram {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Instructions that the verifier may read: each start of a device waits for it.
+    const MAX_VERIFIED_INSTRUCTIONS: u32 = 50_000;
+
+    #[test]
+    fn verifier_reads_admission_once() {
+        let program = match SteeringProgram::load() {
+            Ok(program) => program,
+            Err(error) => return eprintln!("skipped: needs root ({error})"),
+        };
+        let info = program.ebpf.program("steer").unwrap().info().unwrap();
+        let count = info.verified_instruction_count().expect("Linux 5.16");
+        assert!(count < MAX_VERIFIED_INSTRUCTIONS, "{count}");
+    }
+}

@@ -16,6 +16,9 @@ pub(crate) struct CoresLab {
     /// Numbers of network cores [default: 1,2, and so on up to the processors of this machine]
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     cores: Vec<usize>,
+    /// Measure only the cases whose names contain this text: "echo", or "by dnsperf"
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
 }
 
 impl CoresLab {
@@ -27,6 +30,7 @@ impl CoresLab {
         if !self.cores.is_empty() {
             config.cores = self.cores;
         }
+        config.only = self.only;
         self.output.write(&run(&config)?)
     }
 }

@@ -19,6 +19,8 @@ use testbed::{Case, CoresTestbed, Load, Way};
 pub struct CoresConfig {
     /// Numbers of network cores.
     pub cores: Vec<usize>,
+    /// Text in the names of the cases that are measured; `None` for all.
+    pub only: Option<String>,
     /// Duration of each measurement in seconds.
     pub seconds: f64,
     /// Number of repetitions.
@@ -30,7 +32,8 @@ impl Default for CoresConfig {
     fn default() -> Self {
         let max = (cpu::available_cores() / 2).max(2);
         let cores = std::iter::successors(Some(1), |cores| Some(2 * cores));
-        Self { cores: cores.take_while(|&cores| cores <= max).collect(), seconds: 2.0, repeats: 5 }
+        let cores = cores.take_while(|&cores| cores <= max).collect();
+        Self { cores, only: None, seconds: 2.0, repeats: 5 }
     }
 }
 
@@ -134,7 +137,15 @@ pub fn run(config: &CoresConfig) -> Result<Experiment, LabError> {
     }
     let placement = Placement::of_machine()?;
     let mut testbed = CoresTestbed::new(placement.clone())?;
-    let cases = testbed.cases();
+    let is_wanted =
+        |case: &Case| config.only.as_ref().is_none_or(|only| case.to_string().contains(only));
+    let cases: Vec<Case> = testbed.cases().into_iter().filter(is_wanted).collect();
+    if cases.is_empty() {
+        let known: Vec<String> = testbed.cases().iter().map(Case::to_string).collect();
+        let only = config.only.as_deref().unwrap_or_default();
+        let known = known.join("; ");
+        return Err(LabError::Config(format!("no case contains {only:?}; known cases: {known}")));
+    }
     let first_seconds = config.seconds.min(FIRST_PASS_SECONDS);
     let progress = Progress::of_part("first pass", cases.len() * config.cores.len());
     let mut comparisons = Vec::new();

@@ -65,10 +65,12 @@ fn answer_request(
 ) -> io::Result<()> {
     let len = rustix::io::read(socket, &mut *frame)?;
     let reply = neighbour::parse(&frame[..len], addressing, addressing.target.ip());
-    if let Some(NeighbourEvent::Reply(reply)) = reply {
-        rustix::io::write(socket, &reply)?;
+    let Some(NeighbourEvent::Reply(reply)) = reply else { return Ok(()) };
+    match rustix::io::write(socket, &reply) {
+        // The queue is full of the flood, and the server will ask again.
+        Err(rustix::io::Errno::NOBUFS) => Ok(()),
+        result => Ok(result.map(drop)?),
     }
-    Ok(())
 }
 
 impl Drop for ArpResponder {

@@ -40,6 +40,11 @@ const ECHO_BYTES: usize = 64;
 const ZONE_NAMES: u64 = 2_048;
 /// Rates offered to each queue, in packets per second: some servers answer less under a flood.
 const RATES_PPS: [f64; 3] = [400_000.0, 800_000.0, 1_488_095.0];
+/// Rate for each queue before the first measurement, in packets per second, and the answers to wait
+/// for.
+const FIRST_PPS: f64 = 2_000.0;
+const FIRST_ANSWERS: u64 = 100;
+const FIRST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(20);
 /// Duration of a load before its measurement.
 const WARM_UP: Duration = Duration::from_millis(200);
 
@@ -287,6 +292,7 @@ impl CoresTestbed {
         let cores = self.placement.load_of_queues(running.processors.len());
         let floods = cores.map(|core| Flood::new(&running.pair.a, &frames, core));
         let mut floods = floods.collect::<Result<Vec<_>, _>>()?;
+        wait_for_answers(running, &mut floods)?;
         let mut best = Run::default();
         for rate_pps in RATES_PPS {
             floods.iter_mut().try_for_each(|flood| flood.set_rate(Some(rate_pps)))?;
@@ -362,6 +368,21 @@ impl CoresTestbed {
             }
         }
     }
+}
+
+/// Sends slowly until every network core has learned the hardware address of the load.
+fn wait_for_answers(running: &Running<'_>, floods: &mut [Flood]) -> Result<(), LabError> {
+    let before = running.pair.b.tx_packets()?;
+    let wanted = before + FIRST_ANSWERS * floods.len() as u64;
+    floods.iter_mut().try_for_each(|flood| flood.set_rate(Some(FIRST_PPS)))?;
+    let began = Instant::now();
+    while running.pair.b.tx_packets()? < wanted {
+        if began.elapsed() > FIRST_ANSWERS_TIMEOUT {
+            return Err(LabError::Config("the server does not answer a slow load".to_owned()));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 /// Frames passed from core to core over requests answered, by the report of a server.
