@@ -26,7 +26,7 @@ fn main() -> Result<(), LabError> {
         ..LoadConfig::new(link, ([10, 98, 0, 2], 9).into())
     };
     // As in the experiments: the far end does its receive work on another core.
-    pair.b.set_rps(Some(1))?;
+    pair.b.set_rps(&[1])?;
     let report = pair.a.namespace.enter(|| load_udp(&config, 64, &mut |p| eprintln!("{p}")))??;
     print!("{report}");
     Ok(())

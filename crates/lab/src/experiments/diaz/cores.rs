@@ -12,7 +12,7 @@ use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::cpu;
 use placement::Placement;
-use testbed::{Case, CoresTestbed, Load, Way};
+use testbed::{Case, CoresTestbed, Load, ServerSetup};
 
 /// Configuration of the experiment.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ struct Run {
 
 /// Runs of one way.
 struct Series {
-    way: Way,
+    way: ServerSetup,
     runs: Vec<Run>,
 }
 
@@ -82,7 +82,7 @@ impl Series {
 struct Comparison {
     case: Case,
     cores: usize,
-    kernel: FirstPass<Way>,
+    kernel: FirstPass<ServerSetup>,
     /// Tidegate's ways, and the best of the kernel's.
     series: Vec<Series>,
 }
@@ -95,21 +95,21 @@ impl Comparison {
         cores: usize,
         seconds: f64,
     ) -> Result<Self, LabError> {
-        let name = |way: Way| way.name().to_owned();
-        let kernel = FirstPass::measure(Goal::Highest, &Way::KERNEL, name, |way| {
+        let name = |way: ServerSetup| way.name().to_owned();
+        let kernel = FirstPass::measure(Goal::Highest, &ServerSetup::KERNEL, name, |way| {
             Ok(testbed.measure(case, way, cores, seconds)?.answered_pps)
         })?;
-        let mut ways = vec![Way::QueueEach];
+        let mut ways = vec![ServerSetup::QueueEach];
         // With one core, one queue is a queue each.
         if cores > 1 && case.load == Load::Flood {
-            ways.push(Way::OneQueue);
+            ways.push(ServerSetup::OneQueue);
         }
         ways.push(kernel.best());
         let series = ways.into_iter().map(|way| Series { way, runs: Vec::new() }).collect();
         Ok(Self { case, cores, kernel, series })
     }
 
-    fn series(&self, way: Way) -> Option<&Series> {
+    fn series(&self, way: ServerSetup) -> Option<&Series> {
         self.series.iter().find(|series| series.way == way)
     }
 
@@ -190,8 +190,8 @@ pub fn run(config: &CoresConfig) -> Result<Experiment, LabError> {
 fn conclude(case: Case, all: &[&Comparison], is_apart: bool, result: &mut Experiment) {
     let suffix = case.suffix();
     let of = |cores: usize| all.iter().find(|comparison| comparison.cores == cores);
-    let one = of(1).and_then(|one| one.series(Way::QueueEach));
-    for (way, place) in [(Way::QueueEach, ""), (Way::OneQueue, "_one_queue")] {
+    let one = of(1).and_then(|one| one.series(ServerSetup::QueueEach));
+    for (way, place) in [(ServerSetup::QueueEach, ""), (ServerSetup::OneQueue, "_one_queue")] {
         let Some(two) = of(2).and_then(|two| two.series(way)) else { continue };
         let busy = two.per_busy_second().zip(one.and_then(Series::per_busy_second));
         if let Some((two, one)) = busy {
@@ -206,7 +206,7 @@ fn conclude(case: Case, all: &[&Comparison], is_apart: bool, result: &mut Experi
         return;
     }
     for comparison in all {
-        let Some(series) = comparison.series(Way::QueueEach) else { continue };
+        let Some(series) = comparison.series(ServerSetup::QueueEach) else { continue };
         let (cores, answered_pps) = (comparison.cores, series.answered_pps());
         if let Some(one) = one.filter(|_| cores > 1) {
             let name = format!("cores_{cores}_over_1_by_clock{suffix}");

@@ -1,6 +1,7 @@
 //! Testbed of `lab cores`: servers and floods on veth pairs of different numbers of queues.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -133,7 +134,7 @@ impl fmt::Display for Case {
 
 /// Way of the packets to the network cores or threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ServerSetup {
     /// Tidegate with a receive queue for each network core.
     QueueEach,
     /// Tidegate with one receive queue for all.
@@ -142,7 +143,7 @@ pub(super) enum Way {
     Kernel(ReceiveWork),
 }
 
-impl Way {
+impl ServerSetup {
     /// The kernel's ways.
     pub(super) const KERNEL: [Self; 4] = [
         Self::Kernel(ReceiveWork::Softirq),
@@ -255,13 +256,13 @@ impl CoresTestbed {
     pub(super) fn measure(
         &mut self,
         case: Case,
-        way: Way,
+        way: ServerSetup,
         cores: usize,
         seconds: f64,
     ) -> Result<Run, LabError> {
         let queues = way.queues(cores);
-        if !self.links.contains_key(&queues) {
-            self.links.insert(queues, Link::new(queues)?);
+        if let Entry::Vacant(vacant) = self.links.entry(queues) {
+            vacant.insert(Link::new(queues)?);
         }
         let pair = &self.links[&queues].pair;
         ReceiveWork::reset(&pair.b)?;
@@ -333,7 +334,7 @@ impl CoresTestbed {
     fn command(
         &self,
         service: Service,
-        way: Way,
+        way: ServerSetup,
         pair: &VethPair,
         processors: &[usize],
     ) -> Result<Command, LabError> {
@@ -347,7 +348,7 @@ impl CoresTestbed {
             command.args(["--rate-limit", "0", "--zone", &zone]);
         }
         let (count, processors) = (processors.len().to_string(), list(processors));
-        if let Way::Kernel(work) = way {
+        if let ServerSetup::Kernel(work) = way {
             command.args(["--io", "kernel", "--reuse-port", "--readers", &count]);
             command.args(["--reader-cpus", &processors]).args(work.serve_flags());
         } else {
