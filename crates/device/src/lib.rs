@@ -30,6 +30,8 @@
 //! ```
 
 pub mod admission;
+#[cfg(feature = "xdp")]
+mod bpf;
 mod buffer;
 pub mod capabilities;
 pub mod capture;

@@ -9,6 +9,7 @@ use aya::programs::{LinkOrder, ProgramError, SchedClassifier, SocketFilter, TcAt
 use aya::{Ebpf, EbpfError};
 
 use super::config::PacketError;
+use crate::bpf;
 use crate::capabilities::RequiredCapabilities;
 use crate::steering::SteeringRule;
 use crate::xdp::rules::RuleMaps;
@@ -39,7 +40,7 @@ impl PortDiverter {
     }
 
     fn try_attach(interface: &str, vlan: Option<u16>) -> Result<Self, EbpfError> {
-        let mut ebpf = Ebpf::load(OBJECT)?;
+        let mut ebpf = bpf::load(OBJECT)?;
         filter(&mut ebpf)?.load()?;
         let divert: &mut SchedClassifier =
             ebpf.program_mut("divert").ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;

@@ -11,6 +11,7 @@ use super::admission::{AdmissionMaps, take_map};
 use super::open::{attach, load_error};
 use super::{AttachMode, XdpError, XdpLink, sys};
 use crate::admission::{ClassCounts, Classifier, EarlyDrop, Limits, MAX_CLASSES};
+use crate::bpf;
 use crate::capabilities::RequiredCapabilities;
 use crate::interface_settings::restore_left_behind;
 use crate::netlink::Interface;
@@ -44,7 +45,7 @@ impl XdpGuard {
     }
 
     fn try_load() -> Result<Self, EbpfError> {
-        let mut ebpf = Ebpf::load(OBJECT)?;
+        let mut ebpf = bpf::load(OBJECT)?;
         xdp(&mut ebpf)?.load()?;
         Ok(Self {
             link: None,

@@ -13,6 +13,7 @@ use super::link::XdpLink;
 use super::rules::RuleMaps;
 use super::steering::Steering;
 use crate::admission::Limits;
+use crate::bpf;
 use crate::steering::SteeringRule;
 
 /// Built from `bpf/steer.bpf.c` by `make -C bpf`.
@@ -67,7 +68,7 @@ fn io_error(io_error: io::Error) -> MapError {
 impl SteeringProgram {
     /// Loads the program, without rules and attached to no interface.
     pub(super) fn load() -> Result<Self, EbpfError> {
-        let mut ebpf = Ebpf::load(OBJECT)?;
+        let mut ebpf = bpf::load(OBJECT)?;
         let program: &mut Xdp =
             ebpf.program_mut("steer").ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
         program.load()?;
