@@ -7,6 +7,7 @@ mod background;
 mod choices;
 mod config;
 mod control;
+mod core_placement;
 mod daemon;
 mod doctor;
 mod drop_log;

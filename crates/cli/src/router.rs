@@ -4,9 +4,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tidegate::{AddressProbe, Route};
+use tidegate::{AddressProbe, DropCounters, Route};
 use tidegate_apps::filter::{FilterConfig, FilterReloader, FilterRules, FilterServer};
 use tidegate_apps::router::{
     self, Forwarder, InterfaceSpec, Priorities, RouterConfig, RouterDevice,
@@ -15,6 +15,7 @@ use tidegate_gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
 use crate::config::AsText;
+use crate::core_placement::{check_cores, check_cpus, pin_thread};
 use crate::host::{address_probes, parse_route, pin_to};
 use crate::output::{log, print_line};
 use crate::process::Startup;
@@ -60,12 +61,19 @@ pub(crate) struct RouteCommand {
     /// Maximum number of packets per message to the filter [default: 1]
     #[arg(long, alias = "screen-batch", value_name = "PACKETS")]
     filter_batch: Option<usize>,
-    /// Number of packet buffers [default: 16384]
+    /// Number of packet buffers of each network core [default: 16384]
     #[arg(long, value_name = "COUNT")]
     frames: Option<u32>,
     /// Use ordinary pages instead of hugepages
     #[arg(long)]
     no_hugepages: bool,
+    /// Number of network cores: threads that each forward what their own receive queue of each
+    /// interface brings [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    cores: Option<usize>,
+    /// Pin the network cores to these processors, round-robin
+    #[arg(long, value_name = "CPU", value_delimiter = ',')]
+    core_cpus: Vec<usize>,
     /// Pin to this processor
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
@@ -135,6 +143,8 @@ struct RouterSection {
     filter_batch: Option<usize>,
     frames: Option<u32>,
     no_hugepages: bool,
+    cores: Option<usize>,
+    core_cpus: Vec<usize>,
     cpu: Option<usize>,
     realtime: bool,
 }
@@ -147,6 +157,14 @@ impl RouteCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let file = self.config.as_deref().map_or(Ok(RouterFile::default()), read_file)?;
         let cpu = self.cpu.or(file.router.cpu);
+        let cores = self.cores.or(file.router.cores).unwrap_or(1);
+        check_cores(cores)?;
+        let core_cpus = if self.core_cpus.is_empty() {
+            file.router.core_cpus.clone()
+        } else {
+            self.core_cpus.clone()
+        };
+        check_cpus("--core-cpus", &core_cpus)?;
         let realtime = self.realtime || file.router.realtime;
         let priorities = if realtime { REALTIME_PRIORITIES } else { Priorities::default() };
         let config = self.router_config(file)?;
@@ -161,7 +179,7 @@ impl RouteCommand {
             pin_to(cpu)?;
         }
         let mode = config.gate.config().mode;
-        let mut forwarder = router::open(config)?;
+        let mut forwarders = router::open_cores(config, cores)?;
         priorities
             .acquire()
             .map_err(|error| format!("--realtime: {error}; it needs root or CAP_SYS_NICE"))?;
@@ -172,14 +190,16 @@ impl RouteCommand {
         if let Some(path) = filter {
             warn_unless_accessible(&path);
         }
-        let kinds: Vec<_> = forwarder.reports().into_iter().map(|report| report.kind).collect();
-        forwarder.on_ready(Box::new(move || {
+        let first = &mut forwarders[0];
+        let kinds: Vec<_> = first.reports().into_iter().map(|report| report.kind).collect();
+        first.on_ready(Box::new(move || {
             let mut out = std::io::stdout().lock();
             writeln!(out, "ready: route in mode {} by {}", mode.name(), kinds.join(", "))?;
             out.flush()
         }));
-        router::run(&mut forwarder, priorities, &stop)?;
-        print_report(&mut forwarder, mode, self.json)
+        let on_start = |core| pin_thread("network core", &core_cpus, core);
+        router::run_cores(&mut forwarders, priorities, on_start, &stop)?;
+        print_report(&mut forwarders, mode, self.json)
     }
 
     /// Returns the configuration of the flags, with unset flags taken from the file.
@@ -224,22 +244,49 @@ fn read_file(path: &Path) -> Result<RouterFile, Failure> {
     Ok(toml::from_str(&text).map_err(|error| fail(&error))?)
 }
 
-fn print_report(forwarder: &mut Forwarder, mode: Mode, as_json: bool) -> Result<(), Failure> {
-    let (counters, filter) = (forwarder.counters(), forwarder.filter_counters());
-    let gate = *forwarder.gate().counters();
-    let interfaces = forwarder.reports();
-    let drops = forwarder.drops();
+/// Counters of an interface on all network cores.
+#[derive(Default, Serialize)]
+struct InterfaceCounts {
+    #[serde(rename = "port")]
+    kind: String,
+    received: u64,
+    transmitted: u64,
+    forwarded: u64,
+    handled: u64,
+    icmp_errors_sent: u64,
+}
+
+impl InterfaceCounts {
+    fn add(&mut self, report: &router::InterfaceReport) {
+        self.received += report.device.received;
+        self.transmitted += report.device.transmitted;
+        self.forwarded += report.stack.forwarded;
+        self.handled += report.stack.handled;
+        self.icmp_errors_sent += report.stack.icmp_errors_sent;
+    }
+}
+
+fn print_report(forwarders: &mut [Forwarder], mode: Mode, as_json: bool) -> Result<(), Failure> {
+    let mut interfaces: Vec<InterfaceCounts> = Vec::new();
+    let (mut turns, mut gate, mut drops) = (Vec::new(), Vec::new(), DropCounters::new());
+    let mut received_by_core = Vec::new();
+    for forwarder in &mut *forwarders {
+        let reports = forwarder.reports();
+        received_by_core.push(reports.iter().map(|report| report.device.received).sum::<u64>());
+        for (at, report) in reports.iter().enumerate() {
+            if at == interfaces.len() {
+                interfaces
+                    .push(InterfaceCounts { kind: report.kind.clone(), ..Default::default() });
+            }
+            interfaces[at].add(report);
+        }
+        turns.push(forwarder.counters());
+        gate.push(*forwarder.gate().counters());
+        drops.merge(&forwarder.drops());
+    }
+    // Only one network core has a filter.
+    let filter = forwarders[0].filter_counters();
     if as_json {
-        let interface_json = |interface: &router::InterfaceReport| {
-            json!({
-                "port": interface.kind,
-                "received": interface.device.received,
-                "transmitted": interface.device.transmitted,
-                "forwarded": interface.stack.forwarded,
-                "handled": interface.stack.handled,
-                "icmp_errors_sent": interface.stack.icmp_errors_sent,
-            })
-        };
         let filter = filter.map_or(Value::Null, |filter| {
             json!({
                 "asked": filter.requests,
@@ -251,14 +298,18 @@ fn print_report(forwarder: &mut Forwarder, mode: Mode, as_json: bool) -> Result<
         });
         let report = json!({
             "mode": mode.name(),
-            "ports": interfaces.iter().map(interface_json).collect::<Vec<_>>(),
+            "ports": interfaces,
+            "cores": received_by_core
+                .iter()
+                .map(|received| json!({ "received": received }))
+                .collect::<Vec<_>>(),
             "screen": filter,
-            "turns": counters.turns,
-            "busy_turns": counters.busy_turns,
-            "sleeps": counters.sleeps,
-            "held_by_feedback": gate.paused_by_feedback,
-            "held_by_share": gate.paused_by_share,
-            "share_lifted": gate.share_lifted,
+            "turns": turns.iter().map(|core| core.turns).sum::<u64>(),
+            "busy_turns": turns.iter().map(|core| core.busy_turns).sum::<u64>(),
+            "sleeps": turns.iter().map(|core| core.sleeps).sum::<u64>(),
+            "held_by_feedback": gate.iter().map(|core| core.paused_by_feedback).sum::<u64>(),
+            "held_by_share": gate.iter().map(|core| core.paused_by_share).sum::<u64>(),
+            "share_lifted": gate.iter().map(|core| core.share_lifted).sum::<u64>(),
             "drops": drops_json(&drops),
         });
         print_line!("{report}")?;
@@ -268,9 +319,9 @@ fn print_report(forwarder: &mut Forwarder, mode: Mode, as_json: bool) -> Result<
         print_line!(
             "{}: {} received, {} to be forwarded, {} transmitted",
             interface.kind,
-            interface.device.received,
-            interface.stack.forwarded,
-            interface.device.transmitted
+            interface.received,
+            interface.forwarded,
+            interface.transmitted
         )?;
     }
     if let Some(filter) = filter {

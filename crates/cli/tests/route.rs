@@ -3,7 +3,9 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, UdpSocket};
 use std::process::{Child, ChildStdout, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use support::{has_programs, is_root, tidegate};
@@ -102,16 +104,25 @@ const DEVICES_AND_MODES: [(&str, &[&str]); 4] = [
 const DEVICES_AND_MODES: [(&str, &[&str]); 2] =
     [("dpdk", &["--mode", "polled"]), ("dpdk", &["--mode", "interrupt"])];
 
+/// Devices that several network cores share. A packet socket for each core needs no queues.
+#[cfg(not(feature = "dpdk"))]
+const SHARED_DEVICES: [(&str, &[&str]); 2] =
+    [("packet", &["--cores", "3"]), ("xdp", &["--cores", "2"])];
+
+/// DPDK devices have one core.
+#[cfg(feature = "dpdk")]
+const SHARED_DEVICES: [(&str, &[&str]); 0] = [];
+
 /// True if IPv4 fragments are forwarded. With DPDK's driver the kernel reassembles them, for
 /// a buffer one frame long.
 const HAS_IPV4_FRAGMENTS: bool = cfg!(not(feature = "dpdk"));
 
-/// Testbed with veth pairs as Linux makes them. DPDK's AF_PACKET driver does not learn the state of
+/// Testbed with veth pairs as Linux makes them, of two queues. DPDK's AF_PACKET driver does not learn the state of
 /// checksums.
 fn new_testbed() -> RouterTestbed {
     match cfg!(feature = "dpdk") {
         true => RouterTestbed::as_on_a_wire().unwrap(),
-        false => RouterTestbed::new().unwrap(),
+        false => RouterTestbed::with_queues(2).unwrap(),
     }
 }
 
@@ -119,7 +130,7 @@ fn on_every_device(test: &str, programs: &[&str], check: impl Fn(&RouterTestbed)
     if !is_root(test) || !has_programs(test, programs) {
         return;
     }
-    for (kind, flags) in DEVICES_AND_MODES {
+    for (kind, flags) in DEVICES_AND_MODES.into_iter().chain(SHARED_DEVICES) {
         eprintln!("{test} on {kind} {flags:?}");
         let testbed = new_testbed();
         let router = route(&testbed, kind, flags);
@@ -145,6 +156,65 @@ fn hosts_reach_each_other_and_the_router() {
         }
         assert_reachable(testbed, RIGHT_V6, &["-s", "4000"]);
     });
+}
+
+/// The flows are divided among the network cores, which learn of neighbours together.
+#[test]
+fn each_network_core_forwards() {
+    const FLOWS: u64 = 64;
+    if !is_root("router's network cores") {
+        return;
+    }
+    for (kind, flags) in SHARED_DEVICES {
+        let testbed = new_testbed();
+        let router = route(&testbed, kind, &[flags, &["--core-cpus", "1,0"]].concat());
+        for (to, any) in [(RIGHT_V4, "0.0.0.0:0"), (RIGHT_V6, "[::]:0")] {
+            let at = SocketAddr::new(to.parse().unwrap(), 7);
+            let host = || UdpSocket::bind(at).unwrap();
+            let echo = testbed.right.namespace.enter(host).unwrap();
+            echo.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let exchange = || {
+                for number in 0..FLOWS {
+                    let socket = UdpSocket::bind(any).unwrap();
+                    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                    socket.send_to(&number.to_be_bytes(), at).unwrap();
+                    let mut bytes = [0; 16];
+                    let (len, from) = echo.recv_from(&mut bytes).unwrap();
+                    echo.send_to(&bytes[..len], from).unwrap();
+                    assert_eq!(socket.recv(&mut bytes).unwrap(), 8);
+                    assert_eq!(bytes[..8], number.to_be_bytes());
+                }
+            };
+            testbed.left.namespace.enter(exchange).unwrap();
+        }
+        let report = router.stop();
+        let forwarded: u64 =
+            (0..2).map(|at| report["ports"][at]["forwarded"].as_u64().unwrap()).sum();
+        // Twice the number of flows by each family; a packet sent twice would be one too many.
+        assert_eq!(forwarded, 4 * FLOWS, "{report}");
+        for core in report["cores"].as_array().unwrap() {
+            assert!(core["received"].as_u64() > Some(FLOWS / 4), "{report}");
+        }
+    }
+}
+
+#[test]
+fn several_network_cores_need_as_many_queues_and_no_filter() {
+    if !is_root("router's queues") {
+        return;
+    }
+    let testbed = RouterTestbed::with_queues(2).unwrap();
+    for (kind, flags, words) in [
+        ("xdp", &["--cores", "3"][..], "receive queues for 2 network cores, not for 3"),
+        ("packet", &["--cores", "2", "--filter", "/nonexistent"], "omit --filter"),
+        ("packet", &["--cores", "65"], "give 1 to 64"),
+    ] {
+        let mut command = testbed.router.command(env!("CARGO_BIN_EXE_tidegate"));
+        let output = command.arg("route").args(testbed.device_flags(kind)).args(flags).output();
+        let output = output.unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains(words), "{error}");
+    }
 }
 
 #[test]
@@ -236,9 +306,9 @@ fn forwards_tcp_and_udp_intact() {
             assert!(received == sent, "{} of {} bytes", received.len(), sent.len());
 
             let socket = |end: &tidegate_lab::testbed::netns::VethEnd, address: &str| {
-                let bound = end.namespace.enter(|| std::net::UdpSocket::bind((address, 0)));
+                let bound = end.namespace.enter(|| UdpSocket::bind((address, 0)));
                 let socket = bound.unwrap().unwrap();
-                socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+                socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
                 socket
             };
             let (a, b) = (socket(&testbed.left, here), socket(&testbed.right, there));

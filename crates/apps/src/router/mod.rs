@@ -16,5 +16,7 @@ mod run;
 mod sys;
 
 pub use forwarder::{Forwarder, ForwarderCounters, ForwarderStep, InterfaceReport, ReadyCallback};
-pub use open::{InterfaceSpec, InterfaceSpecError, RouterConfig, RouterDevice, RouterError, open};
-pub use run::{Priorities, run};
+pub use open::{
+    InterfaceSpec, InterfaceSpecError, RouterConfig, RouterDevice, RouterError, open, open_cores,
+};
+pub use run::{Priorities, run, run_cores};

@@ -11,6 +11,7 @@ use tidegate_device::dpdk::{self, DpdkConfig, DpdkError};
 use tidegate_device::mem::MemDevice;
 use tidegate_device::netlink::{self, Interface, NetlinkError};
 use tidegate_device::packet::{PacketConfig, PacketDevice, PacketError};
+use tidegate_device::sharded::shard_router;
 use tidegate_device::tap::{TapConfig, TapDevice, TapError};
 use tidegate_device::xdp::{BusyPoll, SteeringRule, XdpConfig, XdpDevice, XdpError};
 use tidegate_engine::{AddressReservations, Clock, ReservationError};
@@ -38,6 +39,26 @@ pub enum RouterDevice {
     Mem(Box<MemDevice>),
 }
 
+impl RouterDevice {
+    /// Shares the receive queues out among network cores, as far as the kind of device can; returns
+    /// the name of the interface.
+    fn share_queues(&mut self, cores: usize) -> String {
+        match self {
+            Self::Xdp(xdp) => {
+                xdp.cores = cores;
+                xdp.interface.clone()
+            }
+            Self::Packet(packet) => {
+                packet.cores = cores;
+                packet.interface.clone()
+            }
+            Self::Tap(tap) => tap.name.clone(),
+            Self::Dpdk(device) => device.device.clone(),
+            Self::Mem(_) => "the in-memory link".to_owned(),
+        }
+    }
+}
+
 /// One interface of a router.
 pub struct InterfaceSpec {
     /// Device that receives and sends the packets.
@@ -58,7 +79,7 @@ pub struct RouterConfig {
     pub gate: Settings,
     /// Packet filter, if every transit packet needs a verdict.
     pub filter: Option<FilterConfig>,
-    /// Number of packet buffers.
+    /// Number of packet buffers of each network core.
     pub frames: u32,
     /// Tries hugepages for the packet buffers.
     pub hugepages: bool,
@@ -218,6 +239,23 @@ pub enum RouterError {
     /// An interface rejected its configuration.
     #[error(transparent)]
     Stack(#[from] ConfigError),
+    /// Network cores would receive nothing from an interface.
+    #[error(
+        "{interface} has receive queues for {queues} network cores, not for {cores}: give fewer \
+         --cores, or more queues (`ethtool -L {interface} combined {cores}`); AF_PACKET needs none, \
+         TAP and DPDK have one core"
+    )]
+    TooFewQueues {
+        /// Name of the interface.
+        interface: String,
+        /// Number of network cores that have a queue.
+        queues: usize,
+        /// Number of network cores.
+        cores: usize,
+    },
+    /// Several network cores with a packet filter.
+    #[error("a filter serves one network core: omit --filter, or give --cores 1")]
+    FilterMultiCore,
     /// Another system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -243,47 +281,104 @@ pub enum RouterError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn open(config: RouterConfig) -> Result<Forwarder, RouterError> {
+    let mut forwarders = open_cores(config, 1)?;
+    Ok(forwarders.remove(0))
+}
+
+/// As [`open`], for several network cores: each forwards what its own receive queue of each
+/// interface brings, on a thread of its own ([`run_cores`](super::run_cores)). The first answers
+/// for the addresses.
+///
+/// # Errors
+/// As [`open`]; and if an interface has no receive queue for each core, or there is a filter.
+pub fn open_cores(config: RouterConfig, cores: usize) -> Result<Vec<Forwarder>, RouterError> {
     check_config(&config)?;
-    let seed = random_seed()?;
+    if cores > 1 && config.filter.is_some() {
+        return Err(RouterError::FilterMultiCore);
+    }
     let clock = Clock::new();
+    let mut routes = vec![Vec::new(); config.interfaces.len()];
+    for route in config.routes {
+        let Some(index) = interface_for_route(&config.interfaces, &route) else { continue };
+        routes[index].push(route);
+    }
     let is_dpdk = |spec: &InterfaceSpec| matches!(spec.device, RouterDevice::Dpdk(_));
-    let mut arena = Arena::new(ArenaConfig {
+    let arena = ArenaConfig {
         frames: config.frames,
         frame_size: match config.interfaces.iter().any(is_dpdk) {
             true => dpdk::RECOMMENDED_FRAME_SIZE,
             false => FrameSize::K2,
         },
         hugepages: config.hugepages,
-    })?;
-    let mut routes = vec![Vec::new(); config.interfaces.len()];
-    for route in config.routes {
-        let Some(index) = interface_for_route(&config.interfaces, &route) else { continue };
-        routes[index].push(route);
-    }
-    let (mut devices, mut stacks, mut reservations) = (Vec::new(), Vec::new(), Vec::new());
+    };
+    let core =
+        || Ok(CoreParts { arena: Arena::new(arena)?, devices: Vec::new(), stacks: Vec::new() });
+    let mut parts = (0..cores).map(|_| core()).collect::<Result<Vec<_>, RouterError>>()?;
+    let seeds = (0..cores).map(|_| random_seed()).collect::<io::Result<Vec<_>>>()?;
+    let mut reservations = Vec::new();
     for (spec, routes) in config.interfaces.into_iter().zip(routes) {
         reservations.push(reserve_addresses(&spec)?);
-        let device = open_device(spec.device, &spec.addresses, &config.gate, &mut arena)?;
-        let capabilities = device.capabilities();
-        let stack = Config::ethernet(MacAddr(capabilities.mac), seed)
-            .medium(capabilities.medium)
-            .mtu(capabilities.mtu)
-            .addresses(spec.addresses)
-            .routes(routes)
-            .forwarding(true)
-            .limits(config.limits.clone())
-            .transmit_checksum(capabilities.transmit_checksum);
-        let now_ns = clock.now_ns();
-        let mut stack = Stack::new(stack, now_ns)?;
-        stack.claim_addresses(now_ns, config.probe);
-        stacks.push(stack);
-        devices.push(device);
+        let addresses = spec.addresses.clone();
+        let devices = open_devices(spec, &config.gate, &mut parts)?;
+        for ((device, core), seed) in devices.into_iter().zip(&mut parts).zip(&seeds) {
+            let capabilities = device.capabilities();
+            let stack = Config::ethernet(MacAddr(capabilities.mac), *seed)
+                .medium(capabilities.medium)
+                .mtu(capabilities.mtu)
+                .addresses(addresses.clone())
+                .routes(routes.clone())
+                .forwarding(true)
+                .limits(config.limits.clone())
+                .transmit_checksum(capabilities.transmit_checksum);
+            core.stacks.push(Stack::new(stack, clock.now_ns())?);
+            core.devices.push(device);
+        }
+        // The first core probes and defends the addresses for all.
+        if let Some(stack) = parts[0].stacks.last_mut() {
+            stack.claim_addresses(clock.now_ns(), config.probe);
+        }
     }
-    let router = Router::new(stacks, seed);
-    let filter = config.filter.map(FilterLink::new);
-    let mut forwarder = Forwarder::new(devices, arena, router, filter, config.gate, clock);
-    forwarder.keep_reservations(reservations);
-    Ok(forwarder)
+    let mut filter = config.filter.map(FilterLink::new);
+    let forwarder = |(core, seed): (CoreParts, &[u8; 16])| {
+        let CoreParts { arena, devices, stacks } = core;
+        let router = Router::new(stacks, *seed);
+        Forwarder::new(devices, arena, router, filter.take(), config.gate.clone(), clock)
+    };
+    let mut forwarders: Vec<_> = parts.into_iter().zip(&seeds).map(forwarder).collect();
+    forwarders[0].keep_reservations(reservations);
+    Ok(forwarders)
+}
+
+/// Parts of the forwarder of one network core, with an interface each.
+struct CoreParts {
+    // Devices come first: see [`Forwarder`].
+    devices: Vec<Box<dyn Device>>,
+    arena: Arena,
+    stacks: Vec<Stack>,
+}
+
+/// Opens an interface, with a device for each core.
+fn open_devices(
+    mut spec: InterfaceSpec,
+    settings: &Settings,
+    parts: &mut [CoreParts],
+) -> Result<Vec<Box<dyn Device>>, RouterError> {
+    let cores = parts.len();
+    let interface = spec.device.share_queues(cores);
+    let device = open_device(spec.device, &spec.addresses, settings, &mut parts[0].arena)?;
+    if cores == 1 {
+        return Ok(vec![device]);
+    }
+    let addresses = spec.addresses.iter().map(IpCidr::address);
+    let mut devices = shard_router(device, cores, addresses)?;
+    for (device, core) in devices.iter_mut().zip(&mut *parts) {
+        device.open_queue(&mut core.arena)?;
+    }
+    let queues = devices.iter().filter(|device| device.has_queue()).count();
+    if queues < cores {
+        return Err(RouterError::TooFewQueues { interface, queues, cores });
+    }
+    Ok(devices.into_iter().map(|device| Box::new(device) as Box<dyn Device>).collect())
 }
 
 /// Reserves the addresses of an interface among the programs on it.

@@ -15,15 +15,14 @@ use tidegate_apps::embedded::serve_udp_and_tcp;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
 use tidegate_apps::{KernelBusyPoll, MessageLimits, Responder, ServeCounters};
-use tidegate_device::sharded::MAX_CORES;
 
 use crate::Failure;
 use crate::choices::choices;
 use crate::config;
 use crate::control::{ControlSocket, NetCores};
+use crate::core_placement::{check_cores, check_cpus, pin_thread};
 use crate::gate::GateOptions;
-use crate::host::{HostOptions, IoKind, pin_to};
-use crate::output::log;
+use crate::host::{HostOptions, IoKind};
 use crate::process::{ServerThreads, Startup, print_ready, raise_priority};
 use crate::reload::{NetSettings, ReloadPart};
 use crate::report::ServeReport;
@@ -391,9 +390,7 @@ impl ServerOptions {
         check_cpus("--reader-cpus", &self.reader_cpus)?;
         check_cpus("--core-cpus", &self.core_cpus)?;
         let kernel = self.host.io_kind() == IoKind::Kernel;
-        if self.cores == 0 || self.cores > MAX_CORES {
-            return Err(format!("--cores {}: give 1 to {MAX_CORES}", self.cores).into());
-        }
+        check_cores(self.cores)?;
         if self.cores > 1 && self.has_reader_threads() {
             return Err("--cores and --readers: each network core reads by itself; give one of \
                         them"
@@ -419,17 +416,6 @@ impl ServerOptions {
         }
         Ok(())
     }
-}
-
-/// Checks that threads may run on these processors.
-fn check_cpus(flag: &'static str, cpus: &[usize]) -> Result<(), Failure> {
-    for &cpu in cpus {
-        // On a separate thread, so that the affinity of this thread does not change.
-        let result =
-            std::thread::spawn(move || pin_to(cpu).map_err(|error| format!("{flag}: {error}")));
-        result.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-    }
-    Ok(())
 }
 
 /// Listens on these addresses on each stack. Several stacks share the ports.
@@ -483,14 +469,6 @@ fn print_ready_on(net: &Net, name: &str, addresses: &[SocketAddr]) -> std::io::R
     let capabilities = net.capabilities();
     let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
     print_ready(name, addresses, &backend)
-}
-
-/// Pins the calling thread to its processor, if `cpus` names any.
-fn pin_thread(what: &str, cpus: &[usize], number: usize) {
-    // Each processor was tried when the command started.
-    if let Some(Err(error)) = cpus.iter().cycle().nth(number).map(|&cpu| pin_to(cpu)) {
-        log(format_args!("{what} {number}: {error}"));
-    }
 }
 
 /// Stacks with TCP listeners, before they serve.

@@ -43,6 +43,8 @@ pub(super) enum Destination<'f> {
     AllCores,
     /// The primary core.
     PrimaryCore,
+    /// The core that received it.
+    ThisCore,
 }
 
 /// Headers with the flow of a frame, parsed on demand: most frames only need the local port.
@@ -105,6 +107,9 @@ impl<'f> FlowHeaders<'f> {
 /// 4861 section 4).
 const ADVERTISEMENT_TYPES_V6: [u8; 3] = [134, 136, 137];
 
+/// ICMPv6 type of a neighbour solicitation (RFC 4861 section 4.3).
+const NEIGHBOUR_SOLICITATION_V6: u8 = 135;
+
 /// Protocols that fragments of a TCP segment or a datagram may name: those, or an extension header.
 const TRANSPORT_OR_EXTENSION_V6: [IpProtocol; 5] = [
     IpProtocol::TCP,
@@ -123,15 +128,9 @@ const ERROR_HEADER_BYTES_V6: usize = 8;
 impl<'f> Destination<'f> {
     /// Parses an untrusted frame. Frames that are not recognised go to the primary core.
     pub(super) fn classify(medium: Medium, frame: &'f [u8]) -> Self {
-        let packet = match medium {
-            Medium::Ip => frame,
-            Medium::Ethernet => match EthernetHeader::parse(frame) {
-                Ok((header, rest)) if header.ethertype == EtherType::ARP => {
-                    return classify_arp(rest);
-                }
-                Ok((_, rest)) => rest,
-                Err(_) => return Self::PrimaryCore,
-            },
+        let packet = match Self::ip_packet(medium, frame, Self::PrimaryCore) {
+            Ok(packet) => packet,
+            Err(destination) => return destination,
         };
         let read = match packet.first().map(|first| first >> 4) {
             Some(4) => classify_v4(packet),
@@ -139,6 +138,46 @@ impl<'f> Destination<'f> {
             _ => None,
         };
         read.unwrap_or(Self::PrimaryCore)
+    }
+
+    /// Destination of an untrusted frame at a router with these addresses on the link: each core
+    /// forwards what it receives. A packet that could be forwarded never goes to several cores.
+    pub(super) fn at_router(medium: Medium, frame: &'f [u8], own: &[IpAddr]) -> Self {
+        let packet = match Self::ip_packet(medium, frame, Self::ThisCore) {
+            Ok(packet) => packet,
+            Err(destination) => return destination,
+        };
+        let Ok((header, payload)) = Ipv6Header::parse_quoted(packet) else {
+            return Self::ThisCore;
+        };
+        let to = header.destination;
+        let is_for_router =
+            to.is_multicast() || to.is_unicast_link_local() || own.contains(&to.into());
+        match payload.first() {
+            Some(kind) if is_for_router && header.next_header == IpProtocol::ICMPV6 => {
+                if ADVERTISEMENT_TYPES_V6.contains(kind) {
+                    Self::AllCores
+                } else if to.is_multicast() || *kind == NEIGHBOUR_SOLICITATION_V6 {
+                    Self::PrimaryCore
+                } else {
+                    Self::ThisCore
+                }
+            }
+            _ => Self::ThisCore,
+        }
+    }
+
+    /// IP packet in a frame; for other frames the destination, `malformed` if there is no header.
+    #[inline]
+    fn ip_packet(medium: Medium, frame: &'f [u8], malformed: Self) -> Result<&'f [u8], Self> {
+        match medium {
+            Medium::Ip => Ok(frame),
+            Medium::Ethernet => match EthernetHeader::parse(frame) {
+                Ok((header, rest)) if header.ethertype == EtherType::ARP => Err(classify_arp(rest)),
+                Ok((_, rest)) => Ok(rest),
+                Err(_) => Err(malformed),
+            },
+        }
     }
 
     /// Flow of a frame that is not a later fragment.

@@ -1,7 +1,8 @@
 //! Dispatcher of received frames: passes each frame to the core that has its port or flow.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::Instant;
 
 use tidegate_memory::{Arena, Frame};
@@ -31,6 +32,15 @@ impl Link {
     }
 }
 
+/// Use of a device's frames by its cores.
+#[derive(Clone, Debug)]
+pub(super) enum Usage {
+    /// Each core has sockets: frames go to the core of their port or flow.
+    Host,
+    /// Each core forwards what it receives, and these are the addresses on the link.
+    Router(Arc<[IpAddr]>),
+}
+
 /// Frames that other cores have passed on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PassedCounters {
@@ -42,6 +52,7 @@ pub(super) struct PassedCounters {
 pub(super) struct Dispatcher {
     core: usize,
     medium: Medium,
+    usage: Usage,
     /// Link to each core; `None` at this core's own place.
     links: Vec<Option<Link>>,
     /// Core whose frames are received first.
@@ -59,10 +70,11 @@ pub(super) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub(super) fn new(core: usize, medium: Medium, links: Vec<Option<Link>>) -> Self {
+    pub(super) fn new(core: usize, medium: Medium, usage: Usage, links: Vec<Option<Link>>) -> Self {
         Self {
             core,
             medium,
+            usage,
             links,
             next_link: 0,
             parked: ParkedFrames::new(),
@@ -138,7 +150,12 @@ impl Dispatcher {
         frame: Frame,
         burst: &mut Burst,
     ) {
-        let (local_port, flow) = match Destination::classify(self.medium, arena.bytes(&frame)) {
+        let bytes = arena.bytes(&frame);
+        let destination = match &self.usage {
+            Usage::Host => Destination::classify(self.medium, bytes),
+            Usage::Router(own) => Destination::at_router(self.medium, bytes, own),
+        };
+        let (local_port, flow) = match destination {
             Destination::Flow(headers) => (headers.local_port(), None),
             Destination::FirstFragment(key, headers) => {
                 let flow = headers.flow();
@@ -155,8 +172,13 @@ impl Dispatcher {
                 }
             }
             Destination::AllCores => {
-                return self.give_to_cores(view.active_cores(), arena, frame, burst);
+                let cores = match self.usage {
+                    Usage::Host => view.active_cores(),
+                    Usage::Router(_) => u64::MAX,
+                };
+                return self.give_to_cores(cores, arena, frame, burst);
             }
+            Destination::ThisCore => return burst.push_back(frame),
             Destination::PrimaryCore => return self.give_to_core(0, frame, burst),
         };
         self.deliver(view, arena, SteeredFrame { local_port, flow, frame }, burst);

@@ -24,6 +24,7 @@ mod steering_table;
 mod uplinks;
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use tidegate_memory::Doorbell;
@@ -31,7 +32,7 @@ use tidegate_memory::Doorbell;
 pub use self::claimed_port::PortSharing;
 pub use self::core_device::CoreDevice;
 use self::core_device::CoreLinks;
-use self::dispatcher::{Dispatcher, Link};
+use self::dispatcher::{Dispatcher, Link, Usage};
 pub use self::flow::Flow;
 pub use self::flow_steering::FlowSteering;
 use self::uplinks::Uplinks;
@@ -76,11 +77,32 @@ const NO_FRAMES: usize = 1;
 /// assert_eq!(cores[0].flow_steering().cores(), 4);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub fn shard(mut device: Box<dyn Device>, cores: usize) -> io::Result<Vec<CoreDevice>> {
+pub fn shard(device: Box<dyn Device>, cores: usize) -> io::Result<Vec<CoreDevice>> {
+    shard_for(device, cores, Usage::Host)
+}
+
+/// As [`shard`] for a router with these addresses on the link: each core forwards what it receives,
+/// answers of neighbours go to all cores, and what else is for the router alone to the primary core.
+///
+/// # Errors
+/// As [`shard`]. A core without a queue receives nothing: see [`CoreDevice::has_queue`].
+pub fn shard_router(
+    device: Box<dyn Device>,
+    cores: usize,
+    addresses: impl IntoIterator<Item = IpAddr>,
+) -> io::Result<Vec<CoreDevice>> {
+    shard_for(device, cores, Usage::Router(addresses.into_iter().collect()))
+}
+
+fn shard_for(
+    mut device: Box<dyn Device>,
+    cores: usize,
+    usage: Usage,
+) -> io::Result<Vec<CoreDevice>> {
     check(device.capabilities(), cores)?;
     let capabilities = Capabilities { segmentation: false, ..device.capabilities().clone() };
     let mut offered = device.offer_queues();
-    let mut links = connect(&capabilities, cores, 1 + offered.len())?;
+    let mut links = connect(&capabilities, cores, 1 + offered.len(), &usage)?;
     let bells = links.iter().map(|links| Arc::clone(&links.bell)).collect();
     let flow_steering = Arc::new(FlowSteering::new(bells));
     offered.truncate(cores - 1);
@@ -126,7 +148,12 @@ fn check(capabilities: &Capabilities, cores: usize) -> io::Result<()> {
 
 /// Connects the cores by links. With several `queues` any core may receive from a queue of its own;
 /// otherwise only the primary core does.
-fn connect(capabilities: &Capabilities, cores: usize, queues: usize) -> io::Result<Vec<CoreLinks>> {
+fn connect(
+    capabilities: &Capabilities,
+    cores: usize,
+    queues: usize,
+    usage: &Usage,
+) -> io::Result<Vec<CoreLinks>> {
     let doorbell = |_| Doorbell::new().map(Arc::new);
     let bells = (0..cores).map(doorbell).collect::<io::Result<Vec<_>>>()?;
     let doorbells = (0..cores).map(doorbell).collect::<io::Result<Vec<_>>>()?;
@@ -166,7 +193,7 @@ fn connect(capabilities: &Capabilities, cores: usize, queues: usize) -> io::Resu
     let mut to_primary = Some(to_primary);
     let all = links.into_iter().zip(uplinks).zip(bells.into_iter().zip(doorbells)).enumerate();
     let core_links = |(core, ((links, uplink), (bell, doorbell)))| CoreLinks {
-        dispatcher: Dispatcher::new(core, medium, links),
+        dispatcher: Dispatcher::new(core, medium, usage.clone(), links),
         uplink,
         uplinks: Uplinks::new(to_primary.take().unwrap_or_default()),
         bell,

@@ -57,8 +57,15 @@ struct QueueTestbed {
 
 impl QueueTestbed {
     fn new(cores: usize, queues: usize) -> Self {
+        Self::with(queues, |device| shard(device, cores))
+    }
+
+    fn with(
+        queues: usize,
+        shard: impl FnOnce(Box<dyn Device>) -> io::Result<Vec<CoreDevice>>,
+    ) -> Self {
         let (device, senders) = MultiQueue::new(queues);
-        let cores = shard(Box::new(device), cores).unwrap();
+        let cores = shard(Box::new(device)).unwrap();
         let open = |mut core: CoreDevice| {
             let mut arena = arena();
             core.open_queue(&mut arena).unwrap();
@@ -130,6 +137,37 @@ fn frames_of_any_queue_reach_the_core_that_claimed_the_port() {
         }
     }
     testbed.assert_no_frame_is_lost();
+}
+
+#[test]
+fn router_forwards_each_packet_on_the_core_that_has_received_it() {
+    const ICMPV6: u8 = 58;
+    // Destination of the packets of these tests.
+    let own = IpAddr::from([0xfe; 16]);
+    let router =
+        |own: Option<IpAddr>| QueueTestbed::with(2, move |device| shard_router(device, 3, own));
+    let mut testbed = router(Some(own));
+    // Ports, fragments and errors mean nothing to a router.
+    let mut packets = Vec::from(both(UDP, 1000, b"payload"));
+    packets.extend(both(TCP, 80, b"payload"));
+    packets.push(v4(UDP, 0x2000, b"first"));
+    packets.push(v4(UDP, 100, b"later"));
+    packets.push(v4(1, 0, &[8; 60]));
+    packets.push(v6(ICMPV6, &[128; 60]));
+    for packet in &packets {
+        assert_eq!(testbed.receiving_core(0, packet), 0);
+        assert_eq!(testbed.receiving_core(1, packet), 1);
+    }
+    // All cores learn of neighbours, and one answers for the router.
+    let [advertisement, solicitation] = [136, 135].map(|kind| v6(ICMPV6, &[kind; 24]));
+    testbed.send(1, &advertisement);
+    assert_eq!(testbed.receive(), vec![vec![advertisement.clone()]; 3]);
+    assert_eq!(testbed.receiving_core(1, &solicitation), 0);
+    testbed.assert_no_frame_is_lost();
+    // A message for another host would be forwarded by each core that had it.
+    let mut testbed = router(None);
+    assert_eq!(testbed.receiving_core(1, &advertisement), 1);
+    assert_eq!(testbed.receiving_core(1, &solicitation), 1);
 }
 
 #[test]

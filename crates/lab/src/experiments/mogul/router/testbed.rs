@@ -43,7 +43,15 @@ impl RouterTestbed {
     /// # Errors
     /// As [`VethPair::new`].
     pub fn new() -> Result<Self, LabError> {
-        Self::with_pairs(VethPair::new)
+        Self::with_queues(1)
+    }
+
+    /// As [`RouterTestbed::new`], with as many queues of each device.
+    ///
+    /// # Errors
+    /// As [`VethPair::with_queues`].
+    pub fn with_queues(queues: usize) -> Result<Self, LabError> {
+        Self::with_pairs(|config| VethPair::with_queues(config, queues))
     }
 
     /// As [`RouterTestbed::new`], with offloads off: the devices carry the frames of a physical

@@ -1,0 +1,34 @@
+//! Threads of network cores and readers, and their processors.
+
+use tidegate_device::sharded::MAX_CORES;
+
+use crate::Failure;
+use crate::host::pin_to;
+use crate::output::log;
+
+/// Checks a number of network cores.
+pub(crate) fn check_cores(cores: usize) -> Result<(), Failure> {
+    if !(1..=MAX_CORES).contains(&cores) {
+        return Err(format!("--cores {cores}: give 1 to {MAX_CORES}").into());
+    }
+    Ok(())
+}
+
+/// Checks that threads may run on these processors.
+pub(crate) fn check_cpus(flag: &'static str, cpus: &[usize]) -> Result<(), Failure> {
+    for &cpu in cpus {
+        // On a separate thread, so that the affinity of this thread does not change.
+        let result =
+            std::thread::spawn(move || pin_to(cpu).map_err(|error| format!("{flag}: {error}")));
+        result.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    }
+    Ok(())
+}
+
+/// Pins the calling thread to its processor, if `cpus` names any.
+pub(crate) fn pin_thread(what: &str, cpus: &[usize], number: usize) {
+    // Each processor was tried when the command started.
+    if let Some(Err(error)) = cpus.iter().cycle().nth(number).map(|&cpu| pin_to(cpu)) {
+        log(format_args!("{what} {number}: {error}"));
+    }
+}
