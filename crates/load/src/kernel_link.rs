@@ -116,7 +116,7 @@ impl Link for KernelLink {
 
 /// True for transient errors of a datagram socket: nothing to read, no buffer space, or an ICMP
 /// error about an earlier packet.
-fn is_transient(error: &io::Error) -> bool {
+pub(crate) fn is_transient(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::WouldBlock

@@ -22,6 +22,7 @@ mod open_loop;
 mod pacer;
 mod pending;
 mod query_file;
+mod spinning;
 mod sys;
 mod tcp;
 pub mod template;
@@ -40,6 +41,7 @@ pub use number::format_number;
 pub use open_loop::{LoadProgress, LoadResult, Schedule, run_open_loop};
 pub use pacer::Pacer;
 pub use query_file::QuerySet;
+pub use spinning::{SpinningConfig, SpinningReport, load_udp_spinning};
 pub use tcp::{
     Exchange, ExpectedResponse, TcpLoadConfig, TcpLoadReport, Transaction, load_tcp,
     load_tcp_with_hook,

@@ -75,6 +75,9 @@ pub(crate) enum Lab {
     /// Servers beside CPU-bound programs on their core: an echo server, redis and nginx on the
     /// kernel, with Tidegate embedded, and attached to the daemon
     Noisy(tcp::NoisyLab),
+    /// An ordinary day: latency, requests/s and streams between a client on kernel sockets that never
+    /// sleeps and a server as it starts by itself, beside the kernel at its best
+    Ordinary(tcp::OrdinaryLab),
     /// Context switches and interrupts of redis at equal throughput: the kernel tuned by
     /// affinity against a network core
     #[command(alias = "asymmetric")]
@@ -186,6 +189,7 @@ impl Lab {
             Lab::Apps(lab) => lab.run(tidegate_lab::experiments::compare::apps::run),
             Lab::Programs(lab) => lab.run(),
             Lab::Noisy(lab) => lab.run(),
+            Lab::Ordinary(lab) => lab.run(),
             Lab::ContextSwitches(lab) => {
                 lab.run(tidegate_lab::experiments::diaz::context_switches::run)
             }

@@ -1,8 +1,8 @@
 //! `tidegate lab echo-throughput`, `echo-message-size`, `echo-latency`, `bulk`, `connections`,
-//! `syn-flood`, `apps`, `programs`, `noisy`, `context-switches`.
+//! `syn-flood`, `apps`, `programs`, `noisy`, `ordinary`, `context-switches`.
 
 use clap::Args;
-use tidegate_lab::experiments::compare::{connections, noisy, programs};
+use tidegate_lab::experiments::compare::{connections, noisy, ordinary, programs};
 use tidegate_lab::testbed::apps::echo_server;
 use tidegate_lab::testbed::tcp::TcpLabConfig;
 use tidegate_lab::{Experiment, LabError};
@@ -77,6 +77,25 @@ impl NoisyLab {
         let whole = TcpLabConfig { seconds: 1.0, repeats: 3, ..TcpLabConfig::default() };
         let config = self.lab.config_from(whole);
         self.lab.output.write(&noisy::run(&config, self.lab.measure.quick)?)
+    }
+}
+
+/// Flags of `lab ordinary`.
+#[derive(Args)]
+pub(crate) struct OrdinaryLab {
+    #[command(flatten)]
+    lab: TcpLab,
+    /// Measure only the cases whose names contain this text, as "UDP IPv6" or "stream in"
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+}
+
+impl OrdinaryLab {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        // Many cases: half of the time keeps the whole below 15 minutes.
+        let whole = TcpLabConfig { seconds: 1.0, ..TcpLabConfig::default() };
+        let config = self.lab.config_from(whole);
+        self.lab.output.write(&ordinary::run(&config, self.only.as_deref())?)
     }
 }
 

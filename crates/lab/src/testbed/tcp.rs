@@ -3,10 +3,14 @@
 //! Core 1 serves and does all receive work of the server's device; core 0 generates the load. The
 //! frames on the veth pair have at most 1,514 bytes.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::time::Duration;
 
 use serde::Serialize;
-use tidegate_load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp_with_hook};
+use tidegate_load::{
+    LinkKind, SpinningConfig, SpinningReport, TcpLoadConfig, TcpLoadReport, load_tcp_with_hook,
+    load_udp_spinning,
+};
 
 use crate::error::LabError;
 use crate::testbed::cpu::{CoreTicks, CoreUsage};
@@ -19,10 +23,18 @@ use crate::testbed::receive_work::ReceiveWork;
 const KERNEL_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const KERNEL_SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const TIDEGATE_SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 3);
+const KERNEL_CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
+const KERNEL_SERVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2);
+const TIDEGATE_SERVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 3);
+const PREFIX_BITS_V6: u8 = 64;
 /// First source address of a load on Tidegate.
 const TIDEGATE_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 16, 1);
 const PREFIX_BITS: u8 = 16;
 pub(crate) const ECHO_PORT: u16 = 7;
+/// Port without a server.
+const CLOSED_PORT: u16 = 1;
+/// Maximum time until IPv6 works on a new link.
+const LINK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Program that serves on the kernel's sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +65,34 @@ impl KernelProgram {
     }
 }
 
+/// Address family of a client and its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
+    /// Address of the server on its stack, and the prefix length.
+    fn server(self, on_kernel: bool) -> (IpAddr, u8) {
+        match (self, on_kernel) {
+            (Self::V4, true) => (KERNEL_SERVER.into(), PREFIX_BITS),
+            (Self::V4, false) => (TIDEGATE_SERVER.into(), PREFIX_BITS),
+            (Self::V6, true) => (KERNEL_SERVER_V6.into(), PREFIX_BITS_V6),
+            (Self::V6, false) => (TIDEGATE_SERVER_V6.into(), PREFIX_BITS_V6),
+        }
+    }
+}
+
 /// TCP server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerKind {
@@ -63,6 +103,8 @@ pub(crate) enum ServerKind {
     TidegateXdp,
     /// Tidegate on AF_XDP, polling only.
     TidegateDedicated,
+    /// Tidegate on the device that it chooses by itself.
+    TidegateDefault,
     /// Tidegate on AF_PACKET, with this receive work of the kernel.
     TidegatePacket(ReceiveWork),
 }
@@ -95,6 +137,7 @@ impl ServerKind {
             }
             Self::TidegateXdp => "tidegate-xdp".to_owned(),
             Self::TidegateDedicated => "tidegate-xdp-dedicated".to_owned(),
+            Self::TidegateDefault => "tidegate".to_owned(),
             Self::TidegatePacket(_) => "tidegate-packet".to_owned(),
         }
     }
@@ -106,7 +149,9 @@ impl ServerKind {
     fn receive_work(self) -> ReceiveWork {
         match self {
             Self::Kernel(_, work) | Self::TidegatePacket(work) => work,
-            Self::TidegateXdp | Self::TidegateDedicated => ReceiveWork::Server,
+            Self::TidegateXdp | Self::TidegateDedicated | Self::TidegateDefault => {
+                ReceiveWork::Server
+            }
         }
     }
 }
@@ -136,10 +181,22 @@ pub(crate) struct TcpMeasurement {
 impl TcpTestbed {
     pub(crate) fn new(server_core: usize, load_core: usize) -> Result<Self, LabError> {
         let config = VethConfig {
-            a: vec![format!("{KERNEL_CLIENT}/{PREFIX_BITS}")],
-            b: vec![format!("{KERNEL_SERVER}/{PREFIX_BITS}")],
+            a: vec![
+                format!("{KERNEL_CLIENT}/{PREFIX_BITS}"),
+                format!("{KERNEL_CLIENT_V6}/{PREFIX_BITS_V6}"),
+            ],
+            b: vec![
+                format!("{KERNEL_SERVER}/{PREFIX_BITS}"),
+                format!("{KERNEL_SERVER_V6}/{PREFIX_BITS_V6}"),
+            ],
         };
-        Ok(Self { pair: VethPair::as_on_a_wire(&config)?, server_core, load_core })
+        let pair = VethPair::as_on_a_wire(&config)?;
+        // The first neighbour solicitation of a new link is lost, and the second comes a second later.
+        // A closed port refuses the connection then.
+        let closed_port = SocketAddr::new(KERNEL_SERVER_V6.into(), CLOSED_PORT);
+        let connect = || TcpStream::connect_timeout(&closed_port, LINK_TIMEOUT);
+        drop(pair.a.namespace.enter(connect)?);
+        Ok(Self { pair, server_core, load_core })
     }
 
     /// Namespace of the servers.
@@ -153,31 +210,43 @@ impl TcpTestbed {
         server_kind: ServerKind,
         flags: &[&str],
     ) -> Result<RunningServer, LabError> {
+        self.start_echo(server_kind, Family::V4, &[&["--tcp"], flags].concat())
+    }
+
+    /// Starts `serve echo` with additional flags, at the address of `family`.
+    pub(crate) fn start_echo(
+        &self,
+        server_kind: ServerKind,
+        family: Family,
+        flags: &[&str],
+    ) -> Result<RunningServer, LabError> {
         let end = &self.pair.b;
         let receive_work = server_kind.receive_work();
         ReceiveWork::reset(end)?;
         end.ethtool(&["gro", if receive_work.needs_napi() { "on" } else { "off" }])?;
         receive_work.place(end, self.server_core)?;
         let mut command = end.namespace.command_on_core(self.server_core, programs::tidegate()?);
-        command.args(["serve", "echo", "--tcp", "--listen", &ECHO_PORT.to_string(), "--json"]);
-        command.args(["--cpu", &self.server_core.to_string(), "--io"]);
-        let cidr = format!("{TIDEGATE_SERVER}/{PREFIX_BITS}");
+        command.args(["serve", "echo", "--listen", &ECHO_PORT.to_string(), "--json"]);
+        command.args(["--cpu", &self.server_core.to_string()]);
+        let (address, prefix_bits) = family.server(server_kind.is_kernel());
+        let cidr = format!("{address}/{prefix_bits}");
         let on_device = ["--iface", &end.device, "--address", &cidr];
         match server_kind {
             ServerKind::Kernel(program, work) => {
-                command.arg("kernel").args(program.serve_flags()).args(work.serve_flags())
+                command.args(["--io", "kernel", "--address", &cidr]);
+                command.args(program.serve_flags()).args(work.serve_flags())
             }
-            ServerKind::TidegateXdp => command.arg("xdp").args(on_device),
+            ServerKind::TidegateXdp => command.args(["--io", "xdp"]).args(on_device),
             ServerKind::TidegateDedicated => {
-                command.arg("xdp").args(on_device).args(["--mode", "dedicated"])
+                command.args(["--io", "xdp", "--mode", "dedicated"]).args(on_device)
             }
-            ServerKind::TidegatePacket(_) => command.arg("packet").args(on_device),
+            ServerKind::TidegateDefault => command.args(on_device),
+            ServerKind::TidegatePacket(_) => command.args(["--io", "packet"]).args(on_device),
         };
         command.args(flags);
         let mut process = ServerProcess::start(&server_kind.name(), &mut command)?;
         process.wait_for_first_line()?;
-        let address = if server_kind.is_kernel() { KERNEL_SERVER } else { TIDEGATE_SERVER };
-        Ok(RunningServer { process, target: SocketAddr::new(address.into(), ECHO_PORT) })
+        Ok(RunningServer { process, target: SocketAddr::new(address, ECHO_PORT) })
     }
 
     /// Turns offloads on or off. With offloads, unsegmented segments with unfilled checksums pass
@@ -187,6 +256,11 @@ impl TcpTestbed {
         [&self.pair.a, &self.pair.b]
             .into_iter()
             .try_for_each(|end| end.ethtool(&["tx", on, "tso", on, "gso", on]))
+    }
+
+    /// Turns GRO on at both ends, for as long as the server that was started last runs.
+    pub(crate) fn coalesce(&self) -> Result<(), LabError> {
+        [&self.pair.a, &self.pair.b].into_iter().try_for_each(|end| end.ethtool(&["gro", "on"]))
     }
 
     /// Returns the configuration of a load on the load core, through `link`.
@@ -232,6 +306,25 @@ impl TcpTestbed {
                 load_core: after.1.since(before.1),
             })
         })?
+    }
+
+    /// Runs a UDP load of a client on kernel sockets that never sleeps, on the load core.
+    pub(crate) fn measure_udp(
+        &self,
+        config: &SpinningConfig,
+    ) -> Result<(SpinningReport, CoreUsage), LabError> {
+        let end = &self.pair.a;
+        end.set_rps(&[self.load_core])?;
+        end.namespace.enter(|| {
+            let before = self.ticks()?;
+            let report = load_udp_spinning(config)?;
+            Ok((report, self.ticks()?.0.since(before.0)))
+        })?
+    }
+
+    /// Core of the load.
+    pub(crate) fn load_core(&self) -> usize {
+        self.load_core
     }
 
     pub(crate) fn ticks(&self) -> Result<(CoreTicks, CoreTicks), LabError> {

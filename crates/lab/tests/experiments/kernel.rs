@@ -126,3 +126,25 @@ fn lock_contention_lab_traces_kernel_locks() {
     }
     assert_eq!(leftover_trace_instances(), 0, "trace instances were left behind");
 }
+
+#[test]
+fn ordinary_lab_compares_with_the_kernels_best() {
+    if !is_root("lab ordinary") {
+        return;
+    }
+    let short = ["--quick", "--seconds", "0.05", "--only"];
+    for (case, figures) in [
+        ("UDP IPv6, 64", &["rate_64_ratio", "cpu_64_ratio"][..]),
+        ("TCP IPv4, 1 ", &["latency_ratio"]),
+    ] {
+        let result = lab(&[&["ordinary"], &short[..], &[case]].concat());
+        let rows = result["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 2, "Tidegate and the kernel's best: {rows:?}");
+        assert!(rows.iter().all(|row| row["value"].as_f64() > Some(0.0)), "{rows:?}");
+        assert_eq!(rows[0]["server"], "tidegate");
+        assert!(rows[1]["server"].as_str().unwrap().starts_with("kernel-"), "{rows:?}");
+        for figure in figures {
+            assert!(result["figures"][figure].as_f64() > Some(0.0), "{result}");
+        }
+    }
+}

@@ -59,10 +59,11 @@ impl ConnectionSet for KernelConnections<'_> {
         timeout_ns: u64,
         on_ready: &mut dyn FnMut(&mut dyn ConnectionOps, usize) -> io::Result<()>,
     ) -> io::Result<()> {
+        let timeout_ns = if self.ops.config.spins { 0 } else { timeout_ns };
         let timeout = Duration::from_nanos(timeout_ns);
         let timeout =
             Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-        if timeout_ns < EPOLL_RESOLUTION_NS {
+        if (1..EPOLL_RESOLUTION_NS).contains(&timeout_ns) {
             let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
             let once = Itimerspec { it_interval: zero, it_value: timeout };
             // An expiry before this one no longer counts.

@@ -112,6 +112,8 @@ pub struct TcpLoadConfig {
     pub warm_up_seconds: f64,
     /// Core to run on; `None` is any.
     pub core: Option<usize>,
+    /// The generator never sleeps; on kernel sockets only.
+    pub spins: bool,
 }
 
 impl TcpLoadConfig {
@@ -134,6 +136,7 @@ impl TcpLoadConfig {
             seconds: 10.0,
             warm_up_seconds: 0.0,
             core: None,
+            spins: false,
         }
     }
 }

@@ -6,5 +6,6 @@ pub mod connections;
 pub mod dns;
 pub mod echo_cost;
 pub mod noisy;
+pub mod ordinary;
 pub mod programs;
 pub mod syn_flood;

@@ -1,0 +1,374 @@
+//! `lab ordinary`: an ordinary day. A client on kernel sockets that never sleeps, on core 0; a server
+//! on core 1, on Tidegate as it starts by itself, and on the kernel at its best.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+use tidegate_load::{Exchange, LinkKind, SpinningConfig, TcpLoadConfig};
+
+use crate::error::LabError;
+use crate::experiments::kernel_best::{FIRST_PASS_SECONDS, FirstPass, Goal};
+use crate::report::experiment::{Experiment, KernelRows};
+use crate::report::progress::Progress;
+use crate::stats::{median, round_to_thousandths};
+use crate::testbed::receive_work::ReceiveWork;
+use crate::testbed::tcp::{
+    Family, KernelProgram, ServerKind, TcpLabConfig, TcpTestbed, choose_cores,
+};
+
+const MESSAGE_BYTES: usize = 64;
+/// Requests in flight of a busy client.
+const MANY_IN_FLIGHT: usize = 64;
+/// Bytes of one write of a stream.
+const WRITE_BYTES: usize = 64 << 10;
+
+/// Traffic between client and server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Traffic {
+    /// Echoed messages on TCP connections, one in flight on each.
+    Tcp { connections: usize },
+    /// Echoed datagrams.
+    Udp { in_flight: usize },
+    /// Bytes one way on one TCP connection.
+    Stream { into_server: bool, offload: bool },
+}
+
+impl Traffic {
+    const ALL: [Self; 8] = [
+        Self::Tcp { connections: 1 },
+        Self::Tcp { connections: MANY_IN_FLIGHT },
+        Self::Udp { in_flight: 1 },
+        Self::Udp { in_flight: MANY_IN_FLIGHT },
+        Self::Stream { into_server: true, offload: false },
+        Self::Stream { into_server: false, offload: false },
+        Self::Stream { into_server: true, offload: true },
+        Self::Stream { into_server: false, offload: true },
+    ];
+
+    /// Figure to which the worst case of the traffic counts.
+    fn figure(self) -> &'static str {
+        match self {
+            Self::Tcp { connections: 1 } | Self::Udp { in_flight: 1 } => "latency_ratio",
+            Self::Tcp { .. } | Self::Udp { .. } => "rate_64_ratio",
+            Self::Stream { into_server: true, offload: false } => "stream_in_ratio",
+            Self::Stream { into_server: false, offload: false } => "stream_out_ratio",
+            Self::Stream { into_server: true, offload: true } => "stream_in_gso_ratio",
+            Self::Stream { into_server: false, offload: true } => "stream_out_gso_ratio",
+        }
+    }
+
+    fn goal(self) -> Goal {
+        match self.figure() {
+            "latency_ratio" => Goal::Lowest,
+            _ => Goal::Highest,
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            _ if self.goal() == Goal::Lowest => "us",
+            Self::Stream { .. } => "Gbit/s",
+            _ => "/s",
+        }
+    }
+
+    /// The kernel's servers for this traffic.
+    fn kernel_servers(self) -> Vec<ServerKind> {
+        let datagrams = ReceiveWork::KERNEL.map(|work| {
+            // Datagrams have one program.
+            ServerKind::Kernel(KernelProgram::Epoll, work)
+        });
+        let is_uring =
+            |kind: &ServerKind| matches!(kind, ServerKind::Kernel(KernelProgram::Uring, _));
+        match self {
+            Self::Tcp { .. } => ServerKind::KERNEL.to_vec(),
+            Self::Udp { .. } => datagrams.to_vec(),
+            // The server with `io_uring` serves echo only.
+            Self::Stream { .. } => {
+                ServerKind::KERNEL.into_iter().filter(|kind| !is_uring(kind)).collect()
+            }
+        }
+    }
+
+    fn serve_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Tcp { .. } => &["--tcp"],
+            Self::Udp { .. } => &[],
+            Self::Stream { into_server: true, .. } => &["--tcp", "--sink"],
+            Self::Stream { into_server: false, .. } => &["--tcp", "--source"],
+        }
+    }
+}
+
+/// Traffic by one address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Case {
+    traffic: Traffic,
+    family: Family,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = self.family.name();
+        match self.traffic {
+            Traffic::Tcp { connections } => write!(f, "TCP {family}, {connections} in flight"),
+            Traffic::Udp { in_flight } => write!(f, "UDP {family}, {in_flight} in flight"),
+            Traffic::Stream { into_server, offload } => {
+                let way = if into_server { "in" } else { "out" };
+                let frames = if offload { "segments with offloads" } else { "frames" };
+                write!(f, "stream {way} {family}, {frames}")
+            }
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// Median latency in us, requests per second, or gigabits per second.
+    value: f64,
+    /// Busy time of the server's core for each unit of work, in us: a request, or a kilobyte.
+    server_us: f64,
+}
+
+impl Case {
+    fn measure(
+        self,
+        testbed: &TcpTestbed,
+        server_kind: ServerKind,
+        seconds: f64,
+    ) -> Result<Run, LabError> {
+        let offload = matches!(self.traffic, Traffic::Stream { offload: true, .. });
+        testbed.set_offload(offload)?;
+        let server = testbed.start_echo(server_kind, self.family, self.traffic.serve_flags())?;
+        if offload {
+            testbed.coalesce()?;
+        }
+        let warm_up_seconds = seconds / 4.0;
+        let tcp = TcpLoadConfig {
+            seconds,
+            warm_up_seconds,
+            spins: true,
+            ..testbed.load_config(&server, LinkKind::Kernel)
+        };
+        let run = match self.traffic {
+            Traffic::Udp { in_flight } => {
+                let (report, server_core) = testbed.measure_udp(&SpinningConfig {
+                    target: server.target,
+                    in_flight,
+                    bytes: MESSAGE_BYTES,
+                    warm_up_seconds,
+                    seconds,
+                    core: testbed.load_core(),
+                })?;
+                self.run(report.latency.p50_us, report.answered_pps, server_core.busy_percent)
+            }
+            Traffic::Tcp { connections } => {
+                let run = testbed.measure(&TcpLoadConfig {
+                    connections,
+                    message_bytes: MESSAGE_BYTES,
+                    ..tcp
+                })?;
+                let (load, core) = (run.load, run.server_core);
+                self.run(load.latency.p50_us, load.requests_per_second, core.busy_percent)
+            }
+            Traffic::Stream { into_server, .. } => {
+                let exchange = if into_server { Exchange::Send } else { Exchange::Receive };
+                let run = testbed.measure(&TcpLoadConfig {
+                    exchange,
+                    message_bytes: WRITE_BYTES,
+                    ..tcp
+                })?;
+                let bytes = match into_server {
+                    true => run.load.sent_bytes_per_second,
+                    false => run.load.received_bytes_per_second,
+                };
+                let busy_us = run.server_core.busy_percent / 100.0 * 1e6;
+                Run { value: bytes * 8.0 / 1e9, server_us: busy_us / (bytes / 1e3).max(1.0) }
+            }
+        };
+        server.process.stop();
+        Ok(run)
+    }
+
+    fn run(self, p50_us: f64, per_second: f64, busy_percent: f64) -> Run {
+        let value = if self.traffic.goal() == Goal::Lowest { p50_us } else { per_second };
+        Run { value, server_us: busy_percent / 100.0 * 1e6 / per_second.max(1.0) }
+    }
+}
+
+/// Measurements of one case: the kernel's best and Tidegate's.
+struct CaseResults {
+    case: Case,
+    kernel: FirstPass<ServerKind>,
+    kernel_runs: Vec<Run>,
+    own_runs: Vec<Run>,
+}
+
+fn median_of(runs: &[Run], figure: fn(&Run) -> f64) -> f64 {
+    median(runs.iter().map(figure))
+}
+
+impl CaseResults {
+    /// Tidegate's value over the kernel's.
+    fn ratio(&self) -> f64 {
+        let kernel = median_of(&self.kernel_runs, |run| run.value);
+        median_of(&self.own_runs, |run| run.value) / kernel
+    }
+
+    /// Tidegate's processor time for a unit of work over the kernel's.
+    fn cpu_ratio(&self) -> f64 {
+        let kernel = median_of(&self.kernel_runs, |run| run.server_us);
+        median_of(&self.own_runs, |run| run.server_us) / kernel
+    }
+
+    fn kernel_rows(&self) -> KernelRows {
+        self.kernel.rows(median_of(&self.kernel_runs, |run| run.value))
+    }
+
+    fn rows(&self) -> [Value; 2] {
+        let row = |server: &str, runs: &[Run]| {
+            json!({
+                "case": self.case.to_string(),
+                "server": server,
+                "value": round_to_thousandths(median_of(runs, |run| run.value)),
+                "unit": self.case.traffic.unit(),
+                "server_us": round_to_thousandths(median_of(runs, |run| run.server_us)),
+            })
+        };
+        let best = self.kernel_rows().best;
+        [row("tidegate", &self.own_runs), row(&best, &self.kernel_runs)]
+    }
+}
+
+/// Measures Tidegate beside the kernel in each case.
+///
+/// # Errors
+/// If namespaces cannot be created, or a server does not start.
+pub fn run(config: &TcpLabConfig, only: Option<&str>) -> Result<Experiment, LabError> {
+    let (server_core, load_core) = choose_cores()?;
+    let testbed = TcpTestbed::new(server_core, load_core)?;
+    let cases = cases(only)?;
+    let first_seconds = (config.seconds / 4.0).clamp(0.1, FIRST_PASS_SECONDS);
+    let ways = cases.iter().map(|case| case.traffic.kernel_servers().len()).sum();
+    let progress = Progress::of_part("first pass", ways);
+    let mut results = Vec::new();
+    for case in cases {
+        let servers = case.traffic.kernel_servers();
+        let kernel =
+            FirstPass::measure(case.traffic.goal(), &servers, ServerKind::name, |server_kind| {
+                let run = case.measure(&testbed, server_kind, first_seconds)?;
+                step(&progress, case, server_kind, run);
+                Ok(run.value)
+            })?;
+        results.push(CaseResults { case, kernel, kernel_runs: Vec::new(), own_runs: Vec::new() });
+    }
+    drop(progress);
+    let progress = Progress::new(2 * results.len() * config.repeats);
+    for _ in 0..config.repeats {
+        for CaseResults { case, kernel, kernel_runs, own_runs } in &mut results {
+            for (server_kind, runs) in
+                [(kernel.best(), kernel_runs), (ServerKind::TidegateDefault, own_runs)]
+            {
+                let run = case.measure(&testbed, server_kind, config.seconds)?;
+                step(&progress, *case, server_kind, run);
+                runs.push(run);
+            }
+        }
+    }
+    Ok(conclude(&results))
+}
+
+fn cases(only: Option<&str>) -> Result<Vec<Case>, LabError> {
+    let of_traffic = |traffic| Family::ALL.map(|family| Case { traffic, family });
+    let all = Traffic::ALL.into_iter().flat_map(of_traffic);
+    let is_wanted = |case: &Case| only.is_none_or(|only| case.to_string().contains(only));
+    let cases: Vec<Case> = all.filter(is_wanted).collect();
+    if cases.is_empty() {
+        let only = only.unwrap_or_default();
+        let example = Case { traffic: Traffic::ALL[0], family: Family::V4 };
+        return Err(LabError::Config(format!("no case contains {only:?}; one is {example}")));
+    }
+    Ok(cases)
+}
+
+fn step(progress: &Progress, case: Case, server_kind: ServerKind, run: Run) {
+    progress.step(format_args!(
+        "{case:<40} {:<22} {:.1} {}, {:.2} us of the server's core",
+        server_kind.name(),
+        run.value,
+        case.traffic.unit(),
+        run.server_us
+    ));
+}
+
+fn conclude(results: &[CaseResults]) -> Experiment {
+    let mut result = Experiment::new("ordinary");
+    for traffic in Traffic::ALL {
+        let figure = traffic.figure();
+        if result.figures.contains_key(figure) {
+            continue;
+        }
+        let of_figure = results.iter().filter(|one| one.case.traffic.figure() == figure);
+        // The worse of protocols and families.
+        let worst = match traffic.goal() {
+            Goal::Lowest => of_figure.max_by(|one, other| one.ratio().total_cmp(&other.ratio())),
+            Goal::Highest => of_figure.min_by(|one, other| one.ratio().total_cmp(&other.ratio())),
+        };
+        if let Some(worst) = worst {
+            result.compare_with_best(figure, worst.ratio(), worst.kernel_rows());
+        }
+    }
+    let busy = results.iter().filter(|one| one.case.traffic.figure() == "rate_64_ratio");
+    if let Some(worst) = busy.map(CaseResults::cpu_ratio).reduce(f64::max) {
+        result.figure("cpu_64_ratio", round_to_thousandths(worst));
+    }
+    result.rows = results.iter().flat_map(CaseResults::rows).collect();
+    result.note(
+        "a client on kernel sockets on core 0 that never sleeps; the server on core 1: tidegate serve \
+         echo with no option but interface and address, and the same server on kernel sockets in the \
+         kernel's best way, chosen in a first pass and measured again in turn; messages of 64 bytes",
+    );
+    result.note(
+        "latency_ratio: median with one request in flight, below 1 is better; rate_64_ratio: requests/s \
+         with 64 in flight; stream_*_ratio: bytes one way with frames as on a wire, with _gso with GSO \
+         and GRO at both ends; each the worse of TCP and UDP, IPv4 and IPv6; cpu_64_ratio: busy time of \
+         the server's core for a request with 64 in flight over the kernel's, the worst case",
+    );
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_chosen_by_their_words() {
+        assert_eq!(cases(None).unwrap().len(), 2 * Traffic::ALL.len());
+        assert_eq!(cases(Some("UDP IPv6")).unwrap().len(), 2);
+        assert!(cases(Some("no such case")).unwrap_err().to_string().contains("no such case"));
+    }
+
+    #[test]
+    fn figures_have_the_worst_case() {
+        let results = |traffic, own: f64, kernel: f64| CaseResults {
+            case: Case { traffic, family: Family::V4 },
+            kernel: FirstPass::new(
+                traffic.goal(),
+                [(ServerKind::KERNEL[0], ServerKind::KERNEL[0].name(), kernel)],
+            ),
+            kernel_runs: vec![Run { value: kernel, server_us: 1.0 }],
+            own_runs: vec![Run { value: own, server_us: 2.0 }],
+        };
+        let result = conclude(&[
+            results(Traffic::Tcp { connections: 1 }, 10.0, 20.0),
+            results(Traffic::Udp { in_flight: 1 }, 30.0, 20.0),
+            results(Traffic::Tcp { connections: 64 }, 300.0, 100.0),
+            results(Traffic::Udp { in_flight: 64 }, 50.0, 100.0),
+        ]);
+        assert_eq!(result.figures["latency_ratio"], 1.5);
+        assert_eq!(result.figures["rate_64_ratio"], 0.5);
+        assert_eq!(result.figures["cpu_64_ratio"], 2.0);
+        assert!(!result.figures.contains_key("stream_in_ratio"));
+    }
+}
