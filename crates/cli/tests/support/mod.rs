@@ -140,6 +140,16 @@ impl Bridge {
     }
 }
 
+/// True if a memif server listens in the namespace. Its TAP device exists before.
+fn accepts_memif(host: &Namespace) -> bool {
+    /// Mark of a listening socket (`__SO_ACCEPTCON`), in `/proc/net/unix`.
+    const LISTENS: &str = " 00010000 ";
+    // `/proc/net` shows the namespace of the process, not of the thread.
+    let sockets = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/unix"));
+    let sockets = sockets.unwrap().unwrap();
+    sockets.lines().any(|line| line.contains(LISTENS) && line.contains("@tidegate-test"))
+}
+
 impl Drop for Bridge {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -162,7 +172,7 @@ impl Testbed {
             DeviceKind::DpdkMemif => {
                 let host = Namespace::new("memif").unwrap();
                 let bridge = Bridge::new(&host);
-                while host.ip(&["link", "show", TAP]).is_err() {}
+                while host.ip(&["link", "show", TAP]).is_err() || !accepts_memif(&host) {}
                 give_client_addresses(&host);
                 Self::Memif(bridge, host)
             }
