@@ -145,7 +145,7 @@ fn accepts_memif(host: &Namespace) -> bool {
     /// Mark of a listening socket (`__SO_ACCEPTCON`), in `/proc/net/unix`.
     const LISTENS: &str = " 00010000 ";
     // `/proc/net` shows the namespace of the process, not of the thread.
-    let sockets = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/unix"));
+    let sockets = host.enter(|| fs::read_to_string("/proc/thread-self/net/unix"));
     let sockets = sockets.unwrap().unwrap();
     sockets.lines().any(|line| line.contains(LISTENS) && line.contains("@tidegate-test"))
 }
