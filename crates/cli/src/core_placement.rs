@@ -1,5 +1,9 @@
 //! Threads of network cores and readers, and their processors.
 
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
 use tidegate_device::sharded::MAX_CORES;
 
 use crate::Failure;
@@ -18,8 +22,7 @@ pub(crate) fn check_cores(cores: usize) -> Result<(), Failure> {
 pub(crate) fn check_cpus(flag: &'static str, cpus: &[usize]) -> Result<(), Failure> {
     for &cpu in cpus {
         // On a separate thread, so that the affinity of this thread does not change.
-        let result =
-            std::thread::spawn(move || pin_to(cpu).map_err(|error| format!("{flag}: {error}")));
+        let result = thread::spawn(move || pin_to(cpu).map_err(|error| format!("{flag}: {error}")));
         result.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     }
     Ok(())
@@ -31,4 +34,36 @@ pub(crate) fn pin_thread(what: &str, cpus: &[usize], number: usize) {
     if let Some(Err(error)) = cpus.iter().cycle().nth(number).map(|&cpu| pin_to(cpu)) {
         log(format_args!("{what} {number}: {error}"));
     }
+}
+
+/// Calls `serve` for each network core, on a thread of its own if there are several. All end
+/// together, also on an error.
+pub(crate) fn run_on_cores<C: Send>(
+    mut cores: Vec<C>,
+    cpus: &[usize],
+    stop: &AtomicBool,
+    serve: impl Fn(C) -> io::Result<()> + Sync,
+) -> io::Result<()> {
+    if cores.len() == 1
+        && let Some(core) = cores.pop()
+    {
+        pin_thread("network core", cpus, 0);
+        return serve(core);
+    }
+    thread::scope(|scope| {
+        let start = |(number, core)| {
+            let serve = &serve;
+            scope.spawn(move || {
+                pin_thread("network core", cpus, number);
+                let result = serve(core);
+                stop.store(true, Ordering::Relaxed);
+                result
+            })
+        };
+        let threads: Vec<_> = cores.into_iter().enumerate().map(start).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, io::Result<()>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().try_for_each(join)
+    })
 }

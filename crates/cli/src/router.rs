@@ -15,7 +15,7 @@ use tidegate_gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
 use crate::config::AsText;
-use crate::core_placement::{check_cores, check_cpus, pin_thread};
+use crate::core_placement::{check_cores, check_cpus, run_on_cores};
 use crate::host::{address_probes, parse_route, pin_to};
 use crate::output::{log, print_line};
 use crate::process::Startup;
@@ -197,8 +197,9 @@ impl RouteCommand {
             writeln!(out, "ready: route in mode {} by {}", mode.name(), kinds.join(", "))?;
             out.flush()
         }));
-        let on_start = |core| pin_thread("network core", &core_cpus, core);
-        router::run_cores(&mut forwarders, priorities, on_start, &stop)?;
+        run_on_cores(forwarders.iter_mut().collect(), &core_cpus, &stop, |forwarder| {
+            router::run(forwarder, priorities, &stop)
+        })?;
         print_report(&mut forwarders, mode, self.json)
     }
 

@@ -32,19 +32,8 @@ impl KernelLink {
     /// # Errors
     /// When a socket cannot be opened, or there is no route to `target`.
     pub fn open(target: SocketAddr, source: Option<IpAddr>, flows: u32) -> Result<Self, LoadError> {
-        let unspecified: IpAddr = if target.is_ipv4() {
-            Ipv4Addr::UNSPECIFIED.into()
-        } else {
-            Ipv6Addr::UNSPECIFIED.into()
-        };
-        let open_socket = || {
-            let socket = UdpSocket::bind((source.unwrap_or(unspecified), 0))?;
-            socket.connect(target)?;
-            socket.set_nonblocking(true)?;
-            Ok(socket)
-        };
         let sockets: io::Result<Vec<UdpSocket>> =
-            (0..flows.max(1)).map(|_| open_socket()).collect();
+            (0..flows.max(1)).map(|_| connected_socket(target, source)).collect();
         Ok(Self {
             sockets: sockets.map_err(LoadError::io(format!("cannot open a socket to {target}")))?,
             current_flow: 0,
@@ -112,6 +101,19 @@ impl Link for KernelLink {
         }
         Ok(())
     }
+}
+
+/// Opens a socket that does not block, bound to `source` or to any address.
+pub(crate) fn connected_socket(
+    target: SocketAddr,
+    source: Option<IpAddr>,
+) -> io::Result<UdpSocket> {
+    let unspecified: IpAddr =
+        if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((source.unwrap_or(unspecified), 0))?;
+    socket.connect(target)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
 }
 
 /// True for transient errors of a datagram socket: nothing to read, no buffer space, or an ICMP

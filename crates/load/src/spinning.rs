@@ -1,13 +1,13 @@
 //! UDP closed loop of a client on kernel sockets that never sleeps.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::core;
 use crate::error::LoadError;
-use crate::kernel_link::is_transient;
+use crate::kernel_link::{connected_socket, is_transient};
 use crate::latency::{LatencyHistogram, LatencySummary};
 use crate::sys::DatagramBatch;
 
@@ -57,10 +57,7 @@ pub fn load_udp_spinning(config: &SpinningConfig) -> Result<SpinningReport, Load
     }
     core::pin_thread(None, core)?;
     let failed = || LoadError::io(format!("UDP load on {target} failed"));
-    let unspecified: IpAddr =
-        if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((unspecified, 0)).map_err(failed())?;
-    socket.connect(target).map_err(failed())?;
+    let socket = connected_socket(target, None).map_err(failed())?;
     let mut spinning = Spinning {
         socket,
         tx_batch: DatagramBatch::new(in_flight, bytes),

@@ -19,4 +19,4 @@ pub use forwarder::{Forwarder, ForwarderCounters, ForwarderStep, InterfaceReport
 pub use open::{
     InterfaceSpec, InterfaceSpecError, RouterConfig, RouterDevice, RouterError, open, open_cores,
 };
-pub use run::{Priorities, run, run_cores};
+pub use run::{Priorities, run};

@@ -286,8 +286,8 @@ pub fn open(config: RouterConfig) -> Result<Forwarder, RouterError> {
 }
 
 /// As [`open`], for several network cores: each forwards what its own receive queue of each
-/// interface brings, on a thread of its own ([`run_cores`](super::run_cores)). The first answers
-/// for the addresses.
+/// interface brings, and is to be [`run`](super::run) on a thread of its own. The first answers for
+/// the addresses.
 ///
 /// # Errors
 /// As [`open`]; and if an interface has no receive queue for each core, or there is a filter.

@@ -73,37 +73,6 @@ pub fn run(forwarder: &mut Forwarder, priorities: Priorities, stop: &AtomicBool)
     })
 }
 
-/// Runs the network cores of a router, each on a thread of its own, until `stop` is set.
-/// `on_start` is called on each thread with the number of its core.
-///
-/// # Errors
-/// As [`run`]; `stop` is set then.
-pub fn run_cores(
-    forwarders: &mut [Forwarder],
-    priorities: Priorities,
-    on_start: impl Fn(usize) + Sync,
-    stop: &AtomicBool,
-) -> io::Result<()> {
-    let run_core = |core, forwarder: &mut Forwarder| {
-        on_start(core);
-        let result = run(forwarder, priorities, stop);
-        // The cores end together.
-        stop.store(true, Ordering::Relaxed);
-        result
-    };
-    if let [forwarder] = forwarders {
-        return run_core(0, forwarder);
-    }
-    thread::scope(|scope| {
-        let start = |(core, forwarder)| scope.spawn(move || run_core(core, forwarder));
-        let threads: Vec<_> = forwarders.iter_mut().enumerate().map(start).collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, io::Result<()>>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().try_for_each(join)
-    })
-}
-
 /// Poll loop of the modes without an input queue.
 struct PollLoop<'a> {
     forwarder: &'a mut Forwarder,

@@ -20,7 +20,7 @@ use crate::Failure;
 use crate::choices::choices;
 use crate::config;
 use crate::control::{ControlSocket, NetCores};
-use crate::core_placement::{check_cores, check_cpus, pin_thread};
+use crate::core_placement::{check_cores, check_cpus, pin_thread, run_on_cores};
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind};
 use crate::process::{ServerThreads, Startup, print_ready, raise_priority};
@@ -430,38 +430,6 @@ fn listen(
         addresses.iter().map(listen).collect()
     };
     nets.iter().map(listen).collect()
-}
-
-/// Calls `serve` for each network core, on a thread of its own if there are several. All end
-/// together, also on an error.
-fn run_on_cores<C: Send>(
-    mut cores: Vec<C>,
-    cpus: &[usize],
-    stop: &AtomicBool,
-    serve: impl Fn(C) -> std::io::Result<()> + Sync,
-) -> std::io::Result<()> {
-    if cores.len() == 1
-        && let Some(core) = cores.pop()
-    {
-        pin_thread("network core", cpus, 0);
-        return serve(core);
-    }
-    std::thread::scope(|scope| {
-        let start = |(number, core)| {
-            let serve = &serve;
-            scope.spawn(move || {
-                pin_thread("network core", cpus, number);
-                let result = serve(core);
-                stop.store(true, Ordering::Relaxed);
-                result
-            })
-        };
-        let threads: Vec<_> = cores.into_iter().enumerate().map(start).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, std::io::Result<()>>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().try_for_each(join)
-    })
 }
 
 /// Prints the ready line, by which the parent process knows that the server is serving.

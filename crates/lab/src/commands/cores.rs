@@ -13,7 +13,7 @@ pub(crate) struct CoresLab {
     output: Output,
     #[command(flatten)]
     measure: Measure,
-    /// Numbers of network cores [default: 1,2, and so on up to the processors of this machine]
+    /// Numbers of network cores [default: 1,2,4, and so on up to half the processors of this machine]
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     cores: Vec<usize>,
     /// Measure only the cases whose names contain this text: "echo", or "by dnsperf"

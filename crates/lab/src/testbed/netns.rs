@@ -311,7 +311,15 @@ impl VethPair {
     /// # Errors
     /// The errors of [`Namespace::new`] and of [`VethEnd::ethtool`].
     pub fn as_on_a_wire(config: &VethConfig) -> Result<Self, LabError> {
-        let pair = Self::new(config)?;
+        Self::as_on_a_wire_with_queues(config, 1)
+    }
+
+    /// As [`VethPair::as_on_a_wire`], with as many transmit and receive queues on both ends.
+    ///
+    /// # Errors
+    /// As [`VethPair::as_on_a_wire`].
+    pub fn as_on_a_wire_with_queues(config: &VethConfig, queues: usize) -> Result<Self, LabError> {
+        let pair = Self::with_queues(config, queues)?;
         for end in [&pair.a, &pair.b] {
             end.ethtool(&["tx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
         }

@@ -128,6 +128,12 @@ impl ServerKind {
         ]
     };
 
+    /// The same for streams one way: the server with `io_uring` serves echo only.
+    pub(crate) fn kernel_stream_servers() -> Vec<Self> {
+        let is_uring = |kind: &Self| matches!(kind, Self::Kernel(KernelProgram::Uring, _));
+        Self::KERNEL.into_iter().filter(|kind| !is_uring(kind)).collect()
+    }
+
     pub(crate) fn name(self) -> String {
         match self {
             // `kernel-rps`: the program, then the receive work.
@@ -190,13 +196,16 @@ impl TcpTestbed {
                 format!("{KERNEL_SERVER_V6}/{PREFIX_BITS_V6}"),
             ],
         };
-        let pair = VethPair::as_on_a_wire(&config)?;
+        Ok(Self { pair: VethPair::as_on_a_wire(&config)?, server_core, load_core })
+    }
+
+    /// Waits until IPv6 works on the link, for loads by it.
+    pub(crate) fn wait_for_ipv6(&self) -> Result<(), LabError> {
         // The first neighbour solicitation of a new link is lost, and the second comes a second later.
         // A closed port refuses the connection then.
         let closed_port = SocketAddr::new(KERNEL_SERVER_V6.into(), CLOSED_PORT);
         let connect = || TcpStream::connect_timeout(&closed_port, LINK_TIMEOUT);
-        drop(pair.a.namespace.enter(connect)?);
-        Ok(Self { pair, server_core, load_core })
+        self.pair.a.namespace.enter(connect).map(drop)
     }
 
     /// Namespace of the servers.

@@ -78,15 +78,10 @@ impl Traffic {
             // Datagrams have one program.
             ServerKind::Kernel(KernelProgram::Epoll, work)
         });
-        let is_uring =
-            |kind: &ServerKind| matches!(kind, ServerKind::Kernel(KernelProgram::Uring, _));
         match self {
             Self::Tcp { .. } => ServerKind::KERNEL.to_vec(),
             Self::Udp { .. } => datagrams.to_vec(),
-            // The server with `io_uring` serves echo only.
-            Self::Stream { .. } => {
-                ServerKind::KERNEL.into_iter().filter(|kind| !is_uring(kind)).collect()
-            }
+            Self::Stream { .. } => ServerKind::kernel_stream_servers(),
         }
     }
 
@@ -249,6 +244,7 @@ pub fn run(config: &TcpLabConfig, only: Option<&str>) -> Result<Experiment, LabE
     let (server_core, load_core) = choose_cores()?;
     let testbed = TcpTestbed::new(server_core, load_core)?;
     let cases = cases(only)?;
+    testbed.wait_for_ipv6()?;
     let first_seconds = (config.seconds / 4.0).clamp(0.1, FIRST_PASS_SECONDS);
     let ways = cases.iter().map(|case| case.traffic.kernel_servers().len()).sum();
     let progress = Progress::of_part("first pass", ways);

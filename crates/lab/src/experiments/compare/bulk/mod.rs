@@ -12,9 +12,7 @@ use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
 use crate::stats::{median, spread_percent};
 use crate::testbed::receive_work::ReceiveWork;
-use crate::testbed::tcp::{
-    KernelProgram, ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores,
-};
+use crate::testbed::tcp::{ServerKind, TcpLabConfig, TcpMeasurement, TcpTestbed, choose_cores};
 
 /// Tidegate on AF_PACKET, where a NAPI thread merges segments.
 const TIDEGATE_PACKET: ServerKind = ServerKind::TidegatePacket(ReceiveWork::Thread);
@@ -210,12 +208,6 @@ struct CaseResults {
     rows: Vec<Row>,
 }
 
-/// Ways of the kernel among which its best is: the server with `io_uring` serves echo only.
-fn kernel_servers() -> Vec<ServerKind> {
-    let is_uring = |kind: &ServerKind| matches!(kind, ServerKind::Kernel(KernelProgram::Uring, _));
-    ServerKind::KERNEL.into_iter().filter(|kind| !is_uring(kind)).collect()
-}
-
 /// Measures transfers into a server and out of a server: with frames as on a physical link, and
 /// with segments that are not segmented.
 ///
@@ -230,7 +222,7 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
         Ok::<_, LabError>(run)
     };
     let mut results = Vec::new();
-    let kernel = kernel_servers();
+    let kernel = ServerKind::kernel_stream_servers();
     let first_pass = Progress::of_part("first pass", Case::all().len() * kernel.len());
     for case in Case::all() {
         let seconds = (config.seconds / 4.0).clamp(0.25, FIRST_PASS_SECONDS);

@@ -17,6 +17,7 @@ use crate::error::LabError;
 use crate::testbed::cpu::{self, CoreTicks};
 use crate::testbed::dns::ZoneFile;
 use crate::testbed::dns::tools::{DnsTool, DnsToolRun};
+use crate::testbed::flood::LOAD_MAC;
 use crate::testbed::load::arp_responder::ArpResponder;
 use crate::testbed::load::flood::{self, Flood};
 use crate::testbed::netns::{VethConfig, VethEnd, VethPair};
@@ -30,8 +31,6 @@ const KERNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 3);
 const TOOL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
 /// Source of the load, an address that no kernel has.
 const LOAD_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 79, 1, 1);
-/// A hardware address of no device: the kernel drops replies to it before any protocol work.
-const LOAD_MAC: [u8; 6] = [2, 0xf1, 0x00, 0xd0, 0, 2];
 const ECHO_PORT: u16 = 7;
 const DNS_PORT: u16 = 53;
 /// Flows of the load: many enough that a hash divides them evenly.
@@ -200,10 +199,7 @@ impl Link {
             a: vec![format!("{TOOL_ADDRESS}/16")],
             b: vec![format!("{KERNEL_ADDRESS}/16")],
         };
-        let pair = VethPair::with_queues(&config, queues)?;
-        for end in [&pair.a, &pair.b] {
-            end.ethtool(&["tx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
-        }
+        let pair = VethPair::as_on_a_wire_with_queues(&config, queues)?;
         let addressing = addressing(SocketAddr::new(KERNEL_ADDRESS.into(), 0), pair.b.mac);
         let responder = ArpResponder::new(&pair.a, &addressing, 0)?;
         Ok(Self { pair, _responder: responder })
@@ -371,7 +367,7 @@ impl CoresTestbed {
     }
 }
 
-/// Sends slowly until every network core has learned the hardware address of the load.
+/// Sends slowly until the server has learned the hardware address of the load, and answers.
 fn wait_for_answers(running: &Running<'_>, floods: &mut [Flood]) -> Result<(), LabError> {
     let before = running.pair.b.tx_packets()?;
     let wanted = before + FIRST_ANSWERS * floods.len() as u64;
