@@ -53,6 +53,15 @@ fn sockets_per_application(daemon: &Daemon<'_>) -> Vec<usize> {
     apps.iter().map(|app| app["sockets"].as_array().unwrap().len()).collect()
 }
 
+/// Waits until so few attachments are left. The daemon accepts connections for a killed
+/// application until it notices: a wait for the port could find the listener that goes.
+fn wait_for_attachments(daemon: &Daemon<'_>, count: usize) {
+    let began = Instant::now();
+    while sockets_per_application(daemon).len() > count {
+        assert!(began.elapsed() < Duration::from_secs(30));
+    }
+}
+
 #[test]
 fn several_applications_share_a_daemon() {
     if !can_run(
@@ -75,14 +84,12 @@ fn several_applications_share_a_daemon() {
         assert_eq!(sockets_per_application(&daemon).len(), 2 * cores());
         // One application is killed: the other is unaffected, and the killed one can start again.
         drop(redis);
+        wait_for_attachments(&daemon, cores());
         SERVERS.iter().for_each(|address| memcached_answers(&testbed, address));
         let _redis = daemon.run_server(&REDIS, 6379);
         SERVERS.iter().for_each(|address| redis_answers(&testbed, address));
         drop(memcached);
-        let began = Instant::now();
-        while sockets_per_application(&daemon).len() > cores() {
-            assert!(began.elapsed() < Duration::from_secs(30));
-        }
+        wait_for_attachments(&daemon, cores());
     }
 }
 
@@ -137,6 +144,7 @@ fn daemon_serves_on_shared_addresses() {
     assert_eq!(local.unwrap().stdout, b"PONG\n");
     // The port is free again after its application has exited.
     drop(redis);
+    wait_for_attachments(&daemon, 2);
     let _redis = daemon.run_server(&REDIS, 6379);
     SERVERS.iter().for_each(|address| redis_answers(&testbed, address));
     let _on_kernel = ChildProcess::new(testbed.client().command(REDIS[0]).args(&REDIS[1..]));
