@@ -40,6 +40,8 @@ pub mod fault;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 pub mod interface_settings;
 pub mod mem;
+#[cfg(feature = "xdp")]
+mod merging;
 pub mod netlink;
 #[cfg(feature = "packet")]
 pub mod packet;

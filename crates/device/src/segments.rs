@@ -14,8 +14,8 @@ use crate::transport::TransportLayout;
 pub const MAX_MERGED_BYTES: usize = 65_536 + 18;
 
 /// Offsets of the sequence number and of the flags in a TCP header.
-const TCP_SEQUENCE_AT: usize = 4;
-const TCP_FLAGS_AT: usize = 13;
+pub const TCP_SEQUENCE_AT: usize = 4;
+pub const TCP_FLAGS_AT: usize = 13;
 /// Offset of the length in a UDP header.
 const UDP_LENGTH_AT: usize = 4;
 
@@ -166,9 +166,7 @@ impl Segments {
         let transport_bytes = transport.len();
         if self.layout.is_tcp {
             let offset = (self.made * self.segment_bytes) as u32;
-            let sequence = u32::from(u16_at(transport, TCP_SEQUENCE_AT)) << 16
-                | u32::from(u16_at(transport, TCP_SEQUENCE_AT + 2));
-            let sequence = sequence.wrapping_add(offset);
+            let sequence = sequence_at(transport).wrapping_add(offset);
             put_u16(transport, TCP_SEQUENCE_AT, (sequence >> 16) as u16);
             put_u16(transport, TCP_SEQUENCE_AT + 2, sequence as u16);
             // RFC 3168 section 6.1.2: one segment tells that the window was reduced.
@@ -185,11 +183,17 @@ impl Segments {
     }
 }
 
+/// Sequence number of a TCP header.
+pub fn sequence_at(tcp: &[u8]) -> u32 {
+    u32::from(u16_at(tcp, TCP_SEQUENCE_AT)) << 16 | u32::from(u16_at(tcp, TCP_SEQUENCE_AT + 2))
+}
+
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
+/// Writes a field in network byte order.
+pub fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
     bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 

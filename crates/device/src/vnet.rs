@@ -76,21 +76,43 @@ pub fn decode(raw: &RawHeader, len: usize) -> RxOffload {
 /// Makes the header of a frame to send, whose data is `bytes`. Segmentation is for TCP only.
 #[inline]
 pub fn encode(medium: Medium, frame: &Frame, bytes: &[u8]) -> RawHeader {
-    let mut raw = [0; HEADER_BYTES];
-    if let Checksum::Partial { start, offset } = frame.checksum() {
-        raw[0] = NEEDS_CSUM;
-        raw[6..8].copy_from_slice(&start.to_ne_bytes());
-        raw[8..10].copy_from_slice(&offset.to_ne_bytes());
-        if frame.segment_bytes() > 0 {
-            put_gso(&mut raw, medium, start.into(), frame.segment_bytes() as u16, bytes);
-        }
+    let Checksum::Partial { start, offset } = frame.checksum() else { return [0; HEADER_BYTES] };
+    let mut raw = with_checksum(start, offset);
+    if frame.segment_bytes() > 0
+        && let Some(data_offset) = bytes.get(usize::from(start) + TCP_DATA_OFFSET_AT)
+    {
+        let headers_bytes = start + u16::from(data_offset >> 4) * 4;
+        put_gso(&mut raw, is_v6(medium, bytes), headers_bytes, frame.segment_bytes() as u16);
     }
     raw
 }
 
-/// Sets the segmentation fields for a frame whose TCP header is at `start`.
-fn put_gso(raw: &mut RawHeader, medium: Medium, start: usize, segment_bytes: u16, bytes: &[u8]) {
-    let is_v6 = match medium {
+/// Makes the header of a frame with this partial checksum that stands for TCP segments of
+/// `segment_bytes` bytes of payload after `headers_bytes` bytes of headers.
+pub fn encode_segments(
+    (start, offset): (u16, u16),
+    is_v6: bool,
+    headers_bytes: u16,
+    segment_bytes: u16,
+) -> RawHeader {
+    let mut raw = with_checksum(start, offset);
+    put_gso(&mut raw, is_v6, headers_bytes, segment_bytes);
+    raw
+}
+
+/// Header that requests a checksum.
+#[inline]
+fn with_checksum(start: u16, offset: u16) -> RawHeader {
+    let mut raw = [0; HEADER_BYTES];
+    raw[0] = NEEDS_CSUM;
+    raw[6..8].copy_from_slice(&start.to_ne_bytes());
+    raw[8..10].copy_from_slice(&offset.to_ne_bytes());
+    raw
+}
+
+/// True if the frame `bytes` is IPv6.
+fn is_v6(medium: Medium, bytes: &[u8]) -> bool {
+    match medium {
         Medium::Ip => bytes.first().is_some_and(|first| first >> 4 == 6),
         // The EtherType precedes the packet, after the VLAN tag if there is one.
         Medium::Ethernet => match bytes.get(12..18) {
@@ -98,11 +120,13 @@ fn put_gso(raw: &mut RawHeader, medium: Medium, start: usize, segment_bytes: u16
             Some([high, low, ..]) => [*high, *low] == [0x86, 0xdd],
             _ => false,
         },
-    };
-    let Some(data_offset) = bytes.get(start + TCP_DATA_OFFSET_AT) else { return };
-    let headers_bytes = start + usize::from(data_offset >> 4) * 4;
+    }
+}
+
+/// Sets the segmentation fields.
+fn put_gso(raw: &mut RawHeader, is_v6: bool, headers_bytes: u16, segment_bytes: u16) {
     raw[1] = if is_v6 { GSO_TCPV6 } else { GSO_TCPV4 };
-    raw[2..4].copy_from_slice(&(headers_bytes as u16).to_ne_bytes());
+    raw[2..4].copy_from_slice(&headers_bytes.to_ne_bytes());
     raw[4..6].copy_from_slice(&segment_bytes.to_ne_bytes());
 }
 

@@ -62,7 +62,9 @@ const PERMITTED: &[libc::c_long] = &[
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
+    // Of rings that were made before; they accept requests to wait for a descriptor, nothing else.
     libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
     // Sockets, of which few can be made.
     libc::SYS_bind,
     libc::SYS_connect,

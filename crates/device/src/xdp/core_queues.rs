@@ -12,6 +12,7 @@ use super::napi::NapiPoller;
 use super::program::SocketMap;
 use super::queue::{Polling, Queue};
 use super::rx_missed::RxMissedCounters;
+use super::segment_sender::{SegmentSender, Sent};
 use super::softirq_mode::{CHECK_INTERVAL, SoftirqMode};
 use super::traffic::TrafficMonitor;
 use crate::{Burst, Capabilities, Device, DeviceCounters};
@@ -41,9 +42,11 @@ pub(super) struct DataPath {
 /// Receive queues of one network core: a device whose frames the steering program redirects, that
 /// of an [`XdpDevice`](super::XdpDevice).
 pub(super) struct CoreQueues {
-    queues: Vec<Queue>,
     /// Polls the driver if the sockets cannot.
     poller: Option<NapiPoller>,
+    queues: Vec<Queue>,
+    /// Sends merged segments; `None` where the NIC reads frames from the arena.
+    segment_sender: Option<SegmentSender>,
     /// Admission limits the total, so that most frames may be dropped on the interface.
     has_total_limit: bool,
     /// Polls of the driver that find nothing are allowed.
@@ -67,6 +70,7 @@ pub(super) struct CoreQueues {
 /// Parts of the queues of one network core that depend on the interface.
 pub(super) struct OpenedQueues {
     pub(super) queues: Vec<Queue>,
+    pub(super) segment_sender: Option<SegmentSender>,
     pub(super) poller: Option<NapiPoller>,
     pub(super) irq_deferral: Option<IrqDeferral>,
     pub(super) readiness: OwnedFd,
@@ -79,6 +83,7 @@ impl CoreQueues {
     pub(super) fn new(opened: OpenedQueues) -> Self {
         let OpenedQueues {
             queues,
+            segment_sender,
             poller,
             irq_deferral,
             readiness,
@@ -88,6 +93,7 @@ impl CoreQueues {
         } = opened;
         let mut queues = Self {
             queues,
+            segment_sender,
             poller,
             irq_deferral,
             traffic: TrafficMonitor::new(),
@@ -151,7 +157,7 @@ impl CoreQueues {
 
     /// Runs the driver's receive path once.
     fn poll_driver(&mut self) -> io::Result<()> {
-        if let Some(poller) = &self.poller {
+        if let Some(poller) = &mut self.poller {
             return poller.poll_short();
         }
         self.queues.iter().try_for_each(|queue| queue.socket().poll_driver())
@@ -268,6 +274,47 @@ impl CoreQueues {
         Ok(received)
     }
 
+    /// Sends the runs of segments in a burst as one frame each, and the frames before them, in their
+    /// order. Returns the number of frames removed from `burst`.
+    fn transmit_merged(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
+        let mut taken = 0;
+        // A run must not overtake frames that wait in the rings.
+        while let Some(sender) = &self.segment_sender
+            && let Some(run) = sender.find(arena, burst)
+            && !self.has_unsent_frames()
+        {
+            let before = self.transmit_frames(arena, burst, run.at)?;
+            taken += before;
+            if before < run.at || self.has_unsent_frames() {
+                break;
+            }
+            let Some(sender) = &mut self.segment_sender else { break };
+            match sender.send(arena, burst, run) {
+                Sent::Whole(count) => taken += count,
+                Sent::Full | Sent::Refused => break,
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Sends up to `count` frames, round-robin over the queues. Returns the number of frames
+    /// removed from `burst`.
+    fn transmit_frames(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        count: usize,
+    ) -> io::Result<usize> {
+        let queues = self.queues.len();
+        let mut taken = 0;
+        for offset in 0..queues {
+            let queue = &mut self.queues[(self.next_transmit + offset) % queues];
+            taken += queue.transmit(arena, burst, count - taken)?;
+        }
+        self.next_transmit = (self.next_transmit + 1) % queues;
+        Ok(taken)
+    }
+
     fn detail(&self) -> String {
         let mut parts = vec![if self.data_path.native { "native" } else { "generic" }.to_string()];
         parts.push(if self.data_path.zero_copy { "zero-copy" } else { "copy" }.to_string());
@@ -290,6 +337,9 @@ impl CoreQueues {
         }
         if self.data_path.splits {
             parts.push("TCP segmented on receive, UDP not".to_string());
+        }
+        if self.segment_sender.is_some() {
+            parts.push("TCP segmented by the kernel on transmit".to_string());
         }
         parts.join(", ")
     }
@@ -314,10 +364,7 @@ impl Device for CoreQueues {
             && poller.is_due(received, quota)
             && (self.allows_idle_polls || received > 0)
         {
-            let pending = |queues: &mut [Queue]| queues.iter_mut().map(Queue::pending).sum();
-            let before = pending(&mut self.queues);
-            poller.poll()?;
-            poller.on_poll(before, pending(&mut self.queues));
+            poller.poll(|| self.queues.iter_mut().map(Queue::pending).sum())?;
             received += self.receive_round(arena, burst, quota - received)?;
         }
         self.next_receive = (self.next_receive + 1) % self.queues.len();
@@ -333,14 +380,9 @@ impl Device for CoreQueues {
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
-        let count = self.queues.len();
-        let mut taken = 0;
-        for offset in 0..count {
-            let queue = &mut self.queues[(self.next_transmit + offset) % count];
-            taken += queue.transmit(arena, burst)?;
-        }
-        self.next_transmit = (self.next_transmit + 1) % count;
-        Ok(taken)
+        let merged = self.transmit_merged(arena, burst)?;
+        let left = burst.len();
+        Ok(merged + self.transmit_frames(arena, burst, left)?)
     }
 
     fn pause_receive(&mut self, wait_ns: u64) -> io::Result<()> {
@@ -382,6 +424,9 @@ impl Device for CoreQueues {
         let mut counters = DeviceCounters::default();
         for queue in &self.queues {
             queue.add_counters(&mut counters);
+        }
+        if let Some(sender) = &self.segment_sender {
+            sender.add_counters(&mut counters);
         }
         self.capabilities.detail = self.detail();
         counters

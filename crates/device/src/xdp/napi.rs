@@ -3,14 +3,18 @@
 //! An AF_XDP socket polls the NAPI instance of its queue if the driver has told the kernel
 //! which instance that is (mandatory since Linux 6.13). Some drivers did not, veth among
 //! them. An `io_uring` can be given the instances by ID (Linux 6.13): a thread that waits on
-//! the ring polls the instances on its own core, and stops when the wait ends. Nothing is
-//! ever submitted to the ring.
+//! the ring polls the instances on its own core, and stops when the wait ends.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
-use super::sys;
+use super::poll_ring::{PollRing, Wait};
 use crate::netlink::NetdevSocket;
+
+/// Frames of a poll from which the next poll waits for more of them: larger bursts cost less for
+/// each frame.
+const SEVERAL_FRAMES: usize = 4;
 
 /// Minimum frames of a productive short poll, which justifies longer polls.
 const PRODUCTIVE_FRAMES: usize = 16;
@@ -18,7 +22,7 @@ const PRODUCTIVE_FRAMES: usize = 16;
 /// after an unproductive longer poll.
 const MAX_PRODUCTIVE_POLLS: u32 = 64;
 /// Frames of a medium poll that is productive: one each microsecond.
-const STEADY_FRAMES: usize = PollTime::Medium.us() as usize;
+const STEADY_FRAMES: usize = PollTime::Medium.us();
 /// Frames in full bursts, beyond those of the last poll, from which a softirq is assumed to
 /// feed the socket.
 const SOFTIRQ_FRAMES: usize = 256;
@@ -27,11 +31,11 @@ const SOFTIRQ_FRAMES: usize = 256;
 const MAX_SOFTIRQ_FRAMES: usize = 4096;
 
 /// Duration of a poll. The kernel takes eight packets at a time and checks the clock between
-/// batches. Each poll also costs two timers, which take more than ten microseconds in a
-/// virtual machine.
+/// batches. A poll that takes its whole time also costs two timers, more than ten microseconds in
+/// a virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PollTime {
-    /// Cost of polling an idle device.
+    /// Cost of polling an idle device. Where frames come one by one, ends with the first.
     Short,
     /// Steady traffic.
     Medium,
@@ -42,19 +46,25 @@ enum PollTime {
 impl PollTime {
     const ALL: [Self; 3] = [Self::Short, Self::Medium, Self::Long];
 
-    const fn us(self) -> u32 {
+    const fn us(self) -> usize {
         match self {
             Self::Short => 10,
             Self::Medium => 60,
             Self::Long => 250,
         }
     }
+
+    fn duration(self) -> Duration {
+        Duration::from_micros(self.us() as u64)
+    }
 }
 
 /// Runs the receive path of a driver inside its own system calls.
 pub struct NapiPoller {
-    /// One `io_uring` for each [`PollTime`].
-    rings: [OwnedFd; 3],
+    /// One for each [`PollTime`].
+    rings: [PollRing; 3],
+    /// For short polls that end with the first frame.
+    until_arrival: Option<PollRing>,
     pacer: PollPacer,
 }
 
@@ -62,6 +72,8 @@ pub struct NapiPoller {
 #[derive(Debug)]
 struct PollPacer {
     next: PollTime,
+    /// Frames that the last poll delivered.
+    last_frames: usize,
     /// Change from short to medium polls, and from medium to long ones.
     to_medium: Lengthening,
     to_long: Lengthening,
@@ -107,26 +119,35 @@ impl NapiPoller {
     /// # Errors
     /// The kernel is older than 6.13, denies this process an `io_uring`, or reports no instance.
     pub fn for_interface(interface_index: u32) -> io::Result<Self> {
-        let napis = NetdevSocket::open()?.napis(interface_index)?;
-        Self::for_napis(&napis.iter().map(|napi| napi.id).collect::<Vec<_>>())
+        Self::new(interface_index, None, &[])
     }
 
-    /// Creates a poller for NAPI instances.
+    /// Creates a poller for some NAPI instances of an interface, or for all, which deliver frames to
+    /// `sockets`.
     ///
     /// # Errors
     /// As [`NapiPoller::for_interface`].
-    pub(super) fn for_napis(napis: &[u32]) -> io::Result<Self> {
+    pub(super) fn new(
+        interface_index: u32,
+        napis: Option<&[u32]>,
+        sockets: &[BorrowedFd<'_>],
+    ) -> io::Result<Self> {
+        let of_interface = || {
+            let napis = NetdevSocket::open()?.napis(interface_index)?;
+            io::Result::Ok(napis.iter().map(|napi| napi.id).collect())
+        };
+        let napis = &napis.map_or_else(of_interface, |napis| Ok(napis.to_vec()))?;
         if napis.is_empty() {
             return Err(io::ErrorKind::NotFound.into());
         }
-        let ring = |poll_time: PollTime| {
-            let ring = sys::create_uring()?;
-            sys::uring_register_napi(ring.as_fd(), poll_time.us())?;
-            napis.iter().try_for_each(|&napi| sys::uring_add_napi(ring.as_fd(), napi))?;
-            io::Result::Ok(ring)
+        let [short, medium, long] =
+            PollTime::ALL.map(|poll_time| PollRing::for_time(napis, poll_time.duration()));
+        let until_arrival = match sockets {
+            [] => None,
+            _ => Some(PollRing::until_arrival(napis, PollTime::Short.duration(), sockets)?),
         };
-        let [short, medium, long] = PollTime::ALL.map(ring);
-        Ok(Self { rings: [short?, medium?, long?], pacer: PollPacer::new() })
+        let rings = [short?, medium?, long?];
+        Ok(Self { rings, until_arrival, pacer: PollPacer::new() })
     }
 
     /// Returns true if a poll is due after a burst of `frames` out of at most `quota`.
@@ -134,37 +155,42 @@ impl NapiPoller {
         self.pacer.is_due(frames, quota)
     }
 
-    /// Polls for a duration that depends on the result of the last poll.
+    /// Polls for a duration that depends on the result of the last poll. `pending` is the number of
+    /// frames that were delivered and not received.
     ///
     /// # Errors
-    /// None in practice: the rings belong to this poller alone.
-    pub(super) fn poll(&mut self) -> io::Result<()> {
-        self.poll_for(self.pacer.next)
+    /// The sandbox of the process denies the call.
+    pub(super) fn poll(&mut self, mut pending: impl FnMut() -> usize) -> io::Result<()> {
+        let before = pending();
+        let polled = match &mut self.until_arrival {
+            Some(ring) if self.pacer.ends_with_arrival() => ring.wait()?,
+            _ => Wait::OtherThread,
+        };
+        if polled == Wait::OtherThread {
+            self.poll_for(self.pacer.next)?;
+        }
+        self.pacer.on_poll(before, pending());
+        Ok(())
     }
 
     /// Polls for the shortest duration.
     ///
     /// # Errors
-    /// None in practice: the rings belong to this poller alone.
-    pub(super) fn poll_short(&self) -> io::Result<()> {
+    /// As [`NapiPoller::poll`].
+    pub(super) fn poll_short(&mut self) -> io::Result<()> {
         self.poll_for(PollTime::Short)
     }
 
     /// Polls for 250 microseconds: for a core that does nothing else.
     ///
     /// # Errors
-    /// None in practice: the rings belong to this poller alone.
-    pub fn poll_long(&self) -> io::Result<()> {
+    /// The sandbox of the process denies the call.
+    pub fn poll_long(&mut self) -> io::Result<()> {
         self.poll_for(PollTime::Long)
     }
 
-    fn poll_for(&self, poll_time: PollTime) -> io::Result<()> {
-        sys::uring_wait(self.rings[poll_time as usize].as_fd(), poll_time.us() * 1000)
-    }
-
-    /// Records the pending frames before and after a poll.
-    pub(super) fn on_poll(&mut self, before: usize, after: usize) {
-        self.pacer.on_poll(before, after);
+    fn poll_for(&mut self, poll_time: PollTime) -> io::Result<()> {
+        self.rings[poll_time as usize].wait().map(drop)
     }
 }
 
@@ -173,6 +199,7 @@ impl PollPacer {
         let (next, softirq_limit) = (PollTime::Short, SOFTIRQ_FRAMES);
         Self {
             next,
+            last_frames: 0,
             to_medium: Lengthening::new(),
             to_long: Lengthening::new(),
             full_rate: 0,
@@ -185,7 +212,14 @@ impl PollPacer {
     fn on_poll(&mut self, before: usize, after: usize) {
         let received = after.saturating_sub(before);
         self.next = self.next_poll_time(received);
+        self.last_frames = received;
         self.unread_frames += received;
+    }
+
+    /// True if the next poll is to end with the first frame: a frame that comes alone is not
+    /// delayed.
+    fn ends_with_arrival(&self) -> bool {
+        self.next == PollTime::Short && self.last_frames < SEVERAL_FRAMES
     }
 
     /// Duration of the next poll, after a poll that delivered `received` frames.
@@ -222,7 +256,7 @@ impl PollPacer {
     /// Learns the rate of a full queue from a longer poll. Returns true if the queue never ran
     /// empty in it, about.
     fn learn_rate(&mut self, received: usize) -> bool {
-        let rate = received * 16 / self.next.us() as usize;
+        let rate = received * 16 / self.next.us();
         self.full_rate = rate.max(self.full_rate - self.full_rate.div_ceil(64));
         received > 0 && 4 * rate >= 3 * self.full_rate
     }
@@ -258,6 +292,15 @@ mod tests {
         assert!(!pacer.is_due(1, 64), "a lone frame is not delayed by a poll");
         pacer.on_poll(0, PRODUCTIVE_FRAMES);
         assert!(pacer.is_due(1, 64), "the last poll was productive");
+    }
+
+    #[test]
+    fn poll_ends_with_a_frame_where_frames_come_one_by_one() {
+        let mut pacer = PollPacer::new();
+        for (received, ends) in [(1, true), (SEVERAL_FRAMES, false), (0, true), (100, false)] {
+            pacer.on_poll(0, received);
+            assert_eq!(pacer.ends_with_arrival(), ends, "{received}");
+        }
     }
 
     /// Numbers of the bursts after which a poll was due, out of `bursts`.
@@ -303,13 +346,13 @@ mod tests {
         let mut long = 0;
         for _ in 0..1_000 {
             long += usize::from(pacer.next == PollTime::Long);
-            let received = 256 + pacer.next.us() as usize;
+            let received = 256 + pacer.next.us();
             poll_times(&mut pacer, &[received]);
             assert_ne!(pacer.next, PollTime::Short);
         }
         assert!(long < 25, "{long} of 1,000");
         for _ in 0..=MAX_PRODUCTIVE_POLLS {
-            let received = 5 * pacer.next.us() as usize;
+            let received = 5 * pacer.next.us();
             poll_times(&mut pacer, &[received]);
         }
         assert_eq!(pacer.next, PollTime::Long, "the queue is refilled faster than it is emptied");

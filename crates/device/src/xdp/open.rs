@@ -1,7 +1,7 @@
 //! Opens an AF_XDP device in the best mode that the interface supports.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use aya::EbpfError;
 use aya::maps::MapError;
@@ -17,6 +17,7 @@ use super::napi::NapiPoller;
 use super::program::{SocketMap, SteeringProgram};
 use super::queue::{Queue, QueueSettings};
 use super::rx_missed::RxMissedCounters;
+use super::segment_sender::SegmentSender;
 use super::socket::{Binding, XdpSocket};
 use super::umem::Umem;
 use super::{AttachMode, CopyMode, XdpConfig, XdpDevice, XdpError};
@@ -153,7 +154,13 @@ fn open_queues(
         local_peers: target.has_local_peers,
         busy_poll: config.busy_poll,
     };
+    // A NIC that reads frames from the arena sends them at once; for others the kernel copies.
+    let segment_sender = match copying {
+        Copying::None => None,
+        _ => SegmentSender::open(target.index).ok(),
+    };
     Ok(OpenedQueues {
+        segment_sender,
         queues: queues(sockets, config, target, arena),
         poller,
         irq_deferral,
@@ -180,10 +187,8 @@ fn poller(target: &TargetInterface, sockets: &[XdpSocket]) -> Option<NapiPoller>
     if sockets.iter().all(XdpSocket::can_poll_driver) {
         return None;
     }
-    match &target.napis {
-        Some(napis) => NapiPoller::for_napis(napis).ok(),
-        None => NapiPoller::for_interface(target.index).ok(),
-    }
+    let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+    NapiPoller::new(target.index, target.napis.as_deref(), &sockets).ok()
 }
 
 fn capabilities(target: &TargetInterface) -> Capabilities {

@@ -255,11 +255,16 @@ impl Queue {
         self.socket.completion.release();
     }
 
-    /// Queues frames from the front of `burst` for sending. Returns the number of frames removed
-    /// from `burst`.
-    pub(super) fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
+    /// Queues up to `count` frames from the front of `burst` for sending. Returns the number of
+    /// frames removed from `burst`.
+    pub(super) fn transmit(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        count: usize,
+    ) -> io::Result<usize> {
         self.reclaim_sent(arena);
-        let mut taken = self.push(arena, burst);
+        let mut taken = self.push(arena, burst, count);
         if self.socket.transmit.pending() > 0 {
             self.kick()?;
         } else {
@@ -273,11 +278,12 @@ impl Queue {
         Ok(taken)
     }
 
-    fn push(&mut self, arena: &mut Arena, burst: &mut Burst) -> usize {
-        if burst.is_empty() {
+    fn push(&mut self, arena: &mut Arena, burst: &mut Burst, count: usize) -> usize {
+        let count = burst.len().min(count);
+        if count == 0 {
             return 0;
         }
-        let wanted = u32::try_from(burst.len()).unwrap_or(u32::MAX);
+        let wanted = u32::try_from(count).unwrap_or(u32::MAX);
         let space = self.socket.transmit.free_slots(wanted).min(wanted) as usize;
         for frame in burst.drain(..space) {
             if frame.len() < MIN_FRAME_BYTES {

@@ -1,11 +1,12 @@
 //! Raw system calls and shared memory. The only file of this module with `unsafe` code.
 
 use std::io;
-use std::mem::{MaybeUninit, size_of};
+use std::mem::{MaybeUninit, size_of, transmute, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
+use io_uring::{IoUring, Parameters, opcode, squeue, types};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::xdp::XdpRingOffset;
 
@@ -19,13 +20,6 @@ const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 /// `BPF_XDP` of `enum bpf_attach_type` in `linux/bpf.h`.
 const BPF_XDP: u32 = 37;
-/// `IORING_REGISTER_NAPI` of `linux/io_uring.h`, its operations and its tracking strategy.
-const IORING_REGISTER_NAPI: libc::c_int = 27;
-const IO_URING_NAPI_REGISTER_OP: u8 = 0;
-const IO_URING_NAPI_STATIC_ADD_ID: u8 = 1;
-const IO_URING_NAPI_TRACKING_STATIC: u32 = 1;
-/// `IORING_ENTER_GETEVENTS` and `IORING_ENTER_EXT_ARG`.
-const IORING_ENTER_FLAGS: libc::c_uint = 1 | 1 << 3;
 /// `SIOCETHTOOL` of `linux/sockios.h`.
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 /// `ETHTOOL_GCHANNELS` of `linux/ethtool.h`.
@@ -219,6 +213,8 @@ pub(super) enum IntOption {
     BusyPollBudget,
     /// Maximum packets per `sendto` in copy mode.
     TransmitBudget,
+    /// A virtio header before each frame of a packet socket.
+    PacketVirtioHeader,
 }
 
 /// Sets a socket option.
@@ -228,6 +224,7 @@ pub(super) fn set_option(fd: BorrowedFd<'_>, option: IntOption, value: u32) -> i
         IntOption::BusyPoll => (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
         IntOption::BusyPollBudget => (libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET),
         IntOption::TransmitBudget => (libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET),
+        IntOption::PacketVirtioHeader => (libc::SOL_PACKET, libc::PACKET_VNET_HDR),
     };
     // SAFETY: the pointer and the length are of a live integer, which the
     // kernel only reads.
@@ -238,6 +235,23 @@ pub(super) fn set_option(fd: BorrowedFd<'_>, option: IntOption, value: u32) -> i
             name,
             (&raw const value).cast(),
             size_of::<u32>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Binds a packet socket to an interface, to send only.
+pub(super) fn bind_packet_socket(fd: BorrowedFd<'_>, interface_index: u32) -> io::Result<()> {
+    // SAFETY: all zero is a valid `sockaddr_ll`; without a protocol it receives nothing.
+    let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+    address.sll_family = libc::AF_PACKET as libc::c_ushort;
+    address.sll_ifindex = interface_index as i32;
+    // SAFETY: the address is live and of the length given.
+    let rc = unsafe {
+        libc::bind(
+            fd.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
         )
     };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -409,118 +423,49 @@ pub(super) fn active_receive_queues(socket: BorrowedFd<'_>, interface: &str) -> 
 /// device, in a process that may have no others. The kernel ignores this half.
 pub const URING_MARK: u32 = 0x7469_6467;
 
-/// Creates an `io_uring` that is only waited on. Nothing is submitted, so its rings need not
-/// be mapped. Bears [`URING_MARK`].
-pub(super) fn create_uring() -> io::Result<OwnedFd> {
-    let entries = u64::from(URING_MARK) << 32 | 1;
-    // `struct io_uring_params`: 120 bytes, which may all be zero.
-    let mut parameters = [0_u64; 15];
+/// Creates an `io_uring` for `entries` requests. It is disabled, which lets restrictions be set.
+/// With `deferred`, only the thread that enables it may use it, and requests complete in waits of
+/// that thread (Linux 6.1). Bears [`URING_MARK`].
+pub(super) fn create_uring(entries: u32, deferred: bool) -> io::Result<IoUring> {
+    const R_DISABLED: u32 = 1 << 6;
+    const SINGLE_ISSUER: u32 = 1 << 12;
+    const DEFER_TASKRUN: u32 = 1 << 13;
+    let entries = u64::from(URING_MARK) << 32 | u64::from(entries);
+    // `struct io_uring_params`: all fields may be zero, the third is that of the flags.
+    let mut parameters = [0_u32; size_of::<Parameters>() / 4];
+    parameters[2] = R_DISABLED | if deferred { SINGLE_ISSUER | DEFER_TASKRUN } else { 0 };
     // SAFETY: the kernel reads and writes one `io_uring_params` in the live
-    // array, which has its size and alignment.
+    // array, which has its size and whose entries are its fields or halves of them.
     let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, entries, parameters.as_mut_ptr()) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call succeeded, so this is a new descriptor without another owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
+    // SAFETY: `Parameters` is a transparent wrapper of `io_uring_params`, which may be created so.
+    // The call succeeded: the descriptor is that of a new ring without another owner, and the
+    // kernel has filled in the ring's parameters.
+    unsafe { IoUring::from_fd(fd as libc::c_int, transmute::<_, Parameters>(parameters)) }
 }
 
-/// `struct io_uring_napi` of `linux/io_uring.h`, as of Linux 6.13.
-#[repr(C)]
-struct UringNapi {
-    busy_poll_us: u32,
-    prefer_busy_poll: u8,
-    operation: u8,
-    pad: [u8; 2],
-    parameter: u32,
-    reserved: u32,
+/// Queues a request that completes each time that `fd` becomes readable. Completions bear
+/// `number`.
+///
+/// # Errors
+/// The queue is full.
+pub(super) fn watch(ring: &mut IoUring, fd: BorrowedFd<'_>, number: u64) -> io::Result<()> {
+    let events = libc::POLLIN as u32;
+    let request = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), events).multi(true).build();
+    push(ring, request.user_data(number))
 }
 
-/// Makes waits on `ring` poll the NAPI instances added to it, for up to `busy_poll_us`
-/// microseconds each time.
-pub(super) fn uring_register_napi(ring: BorrowedFd<'_>, busy_poll_us: u32) -> io::Result<()> {
-    register_uring_napi(
-        ring,
-        IO_URING_NAPI_REGISTER_OP,
-        busy_poll_us,
-        IO_URING_NAPI_TRACKING_STATIC,
-    )
+/// Queues a request that ends the one with `number`. Its completion bears `number`, too.
+///
+/// # Errors
+/// The queue is full.
+pub(super) fn unwatch(ring: &mut IoUring, number: u64) -> io::Result<()> {
+    push(ring, opcode::PollRemove::new(number).build().user_data(number))
 }
 
-/// Adds a NAPI instance to `ring`, by its NAPI ID.
-pub(super) fn uring_add_napi(ring: BorrowedFd<'_>, napi: u32) -> io::Result<()> {
-    register_uring_napi(ring, IO_URING_NAPI_STATIC_ADD_ID, 0, napi)
-}
-
-fn register_uring_napi(
-    ring: BorrowedFd<'_>,
-    operation: u8,
-    busy_poll_us: u32,
-    parameter: u32,
-) -> io::Result<()> {
-    let mut napi = UringNapi {
-        busy_poll_us,
-        prefer_busy_poll: 1,
-        operation,
-        pad: [0; 2],
-        parameter,
-        reserved: 0,
-    };
-    // SAFETY: the pointer is to one live `io_uring_napi`, which the kernel
-    // reads and writes.
-    let rc = unsafe {
-        libc::syscall(
-            libc::SYS_io_uring_register,
-            ring.as_raw_fd(),
-            IORING_REGISTER_NAPI,
-            &raw mut napi,
-            1,
-        )
-    };
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Waits on `ring` for `timeout_ns` nanoseconds, which polls its NAPI instances.
-pub(super) fn uring_wait(ring: BorrowedFd<'_>, timeout_ns: u32) -> io::Result<()> {
-    /// `struct __kernel_timespec`.
-    #[repr(C)]
-    struct Timeout {
-        seconds: i64,
-        nanoseconds: i64,
-    }
-    /// `struct io_uring_getevents_arg`.
-    #[repr(C)]
-    struct Argument {
-        signal_mask: u64,
-        signal_mask_bytes: u32,
-        min_wait_us: u32,
-        timeout: u64,
-    }
-    let timeout = Timeout { seconds: 0, nanoseconds: timeout_ns.into() };
-    let argument = Argument {
-        signal_mask: 0,
-        signal_mask_bytes: 0,
-        min_wait_us: 0,
-        timeout: (&raw const timeout).expose_provenance() as u64,
-    };
-    // SAFETY: the kernel reads one live argument of the given size, and the live timeout that
-    // the argument points to.
-    let rc = unsafe {
-        libc::syscall(
-            libc::SYS_io_uring_enter,
-            ring.as_raw_fd(),
-            0,
-            1,
-            IORING_ENTER_FLAGS,
-            &raw const argument,
-            size_of::<Argument>(),
-        )
-    };
-    match rc {
-        -1 => match io::Error::last_os_error() {
-            error if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Ok(()),
-            error => Err(error),
-        },
-        _ => Ok(()),
-    }
+pub(super) fn push(ring: &mut IoUring, request: squeue::Entry) -> io::Result<()> {
+    // SAFETY: the requests of this module have no pointers to memory.
+    unsafe { ring.submission().push(&request) }.map_err(io::Error::other)
 }

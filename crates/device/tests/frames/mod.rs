@@ -69,6 +69,15 @@ pub fn datagram(address: &str, port: u16, tag: Option<u16>) -> Vec<u8> {
     }
 }
 
+/// TCP segment to this address and port.
+pub fn segment(address: &str, port: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+    const ACK: u8 = 0x10;
+    let ports = [9999_u16.to_be_bytes(), port.to_be_bytes()].concat();
+    let rest = [5 << 4, ACK, 1, 0, 0, 0, 0, 0];
+    let segment = [&ports[..], &sequence.to_be_bytes(), &[0; 4], &rest, payload].concat();
+    ethernet(ethertype_of(address), &ip(address, TCP, &segment))
+}
+
 fn ethertype_of(address: &str) -> u16 {
     if address.contains(':') { IPV6 } else { IPV4 }
 }

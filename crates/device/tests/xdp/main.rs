@@ -23,6 +23,7 @@ use netns::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use tidegate_device::admission::{self, ClassLimit, Classifier, Limits, MAX_CLASSES, RateLimit};
+use tidegate_device::packet::{PacketConfig, PacketDevice};
 use tidegate_device::xdp::{
     AttachMode, BusyPoll, CopyMode, LoadedProgram, RingSizes, Steering, SteeringRule,
     TransportProtocol, XdpConfig, XdpDevice, XdpError, XdpLink,

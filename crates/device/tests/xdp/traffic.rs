@@ -116,6 +116,64 @@ fn streams_of_local_senders_arrive_in_segments() {
     }
 }
 
+/// A run of segments is one frame on its way to the kernel, and segments again on a wire. What is
+/// before and after it stays in its place.
+#[test]
+fn sends_runs_of_segments_as_one_frame() {
+    if !can_create_namespaces() {
+        return;
+    }
+    let mut near = arena(256);
+    let config = ArenaConfig { frames: 256, frame_size: FrameSize::K64, hugepages: false };
+    let mut far = Arena::new(config).unwrap();
+    let payload: Vec<u8> = (0..9_500).map(|n| (n % 251) as u8).collect();
+    for (pair, is_merged) in [(VethPair::with_offloads(1), true), (VethPair::new(1), false)] {
+        let mut device = open(&pair.left, Steering::default(), &mut near);
+        let config = PacketConfig::new("right").segmentation(true);
+        let mut receiver = pair.right.run(|| PacketDevice::open(&config, &mut far).unwrap());
+        for address in RIGHT_ADDRESSES {
+            let headers_bytes = udp_offset(address) + 20;
+            let others = [8, 9].map(|port| frames::segment(address, port, 7, &payload[..1000]));
+            let run = payload.chunks(1000).scan(u32::MAX - 2_000, |sequence, part| {
+                let segment = frames::segment(address, 7, *sequence, part);
+                *sequence = sequence.wrapping_add(part.len() as u32);
+                Some(segment)
+            });
+            let sent: Vec<_> =
+                [others[0].clone()].into_iter().chain(run).chain([others[1].clone()]).collect();
+            let mut burst: Burst =
+                sent.iter().map(|frame| near.alloc_from(frame).unwrap()).collect();
+            assert_eq!(device.transmit(&mut near, &mut burst).unwrap(), sent.len());
+            let (mut received, mut segments) = (Vec::new(), Burst::new());
+            wait_until("all segments", || {
+                receiver.receive(&mut far, &mut segments, 64).unwrap();
+                for frame in segments.drain(..) {
+                    let bytes = far.bytes(&frame);
+                    let port = |bytes: &[u8]| bytes.get(udp_offset(address) + 3).copied();
+                    if bytes[12..14] == others[0][12..14] && matches!(port(bytes), Some(7..=9)) {
+                        let payload = bytes[headers_bytes..].to_vec();
+                        received.push((port(bytes), frame.segment_bytes(), payload));
+                    }
+                    far.free(frame);
+                }
+                received.iter().any(|(port, _, _)| *port == Some(9)).then_some(())
+            });
+            let expected: Vec<_> = match is_merged {
+                true => vec![(Some(7), 1000, payload.clone())],
+                false => payload.chunks(1000).map(|part| (Some(7), 0, part.to_vec())).collect(),
+            };
+            let other = |port| (Some(port), 0, payload[..1000].to_vec());
+            let expected: Vec<_> =
+                [other(8)].into_iter().chain(expected).chain([other(9)]).collect();
+            assert!(received == expected, "{address}: {} frames", received.len());
+        }
+        assert_eq!(device.counters().transmitted, 2 * 12);
+        assert_eq!(device.counters().drops.total(), 0);
+        device.close(&mut near);
+        assert_eq!(near.available(), near.capacity(), "all frames came back");
+    }
+}
+
 /// Receives one frame with the state of its checksum.
 fn receive_checked(device: &mut XdpDevice, arena: &mut Arena) -> (Vec<u8>, Checksum) {
     let mut burst = Burst::new();

@@ -1,0 +1,197 @@
+//! An `io_uring` whose waits poll NAPI instances.
+//!
+//! Its requests are restricted to those of this module: a ring is a way around filters of system
+//! calls.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use io_uring::register::Restriction;
+use io_uring::types::{Napi, NapiTracking, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode};
+
+use super::sys;
+
+/// Ring of one poll time.
+pub(super) struct PollRing {
+    ring: IoUring,
+    poll_time: Timespec,
+    /// Sockets whose frames end a wait.
+    sockets: Vec<OwnedFd>,
+    is_enabled: bool,
+}
+
+/// Result of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    Polled,
+    /// Another thread has waited on this ring, which belongs to that thread.
+    OtherThread,
+}
+
+impl PollRing {
+    /// Creates a ring whose waits take `poll_time`.
+    ///
+    /// # Errors
+    /// The kernel is older than 6.13, or denies this process an `io_uring`.
+    pub(super) fn for_time(napis: &[u32], poll_time: Duration) -> io::Result<Self> {
+        let mut ring = Self::new(napis, poll_time, Vec::new())?;
+        ring.enable()?;
+        Ok(ring)
+    }
+
+    /// Creates a ring whose waits end with the first frames that arrive in one of the sockets, after
+    /// `poll_time` at the latest. It belongs to the thread that waits first.
+    ///
+    /// # Errors
+    /// As [`PollRing::for_time`].
+    pub(super) fn until_arrival(
+        napis: &[u32],
+        poll_time: Duration,
+        sockets: &[BorrowedFd<'_>],
+    ) -> io::Result<Self> {
+        let sockets: io::Result<_> = sockets.iter().map(BorrowedFd::try_clone_to_owned).collect();
+        Self::new(napis, poll_time, sockets?)
+    }
+
+    fn new(napis: &[u32], poll_time: Duration, sockets: Vec<OwnedFd>) -> io::Result<Self> {
+        let ring = sys::create_uring(sockets.len().max(1) as u32, !sockets.is_empty())?;
+        let submitter = ring.submitter();
+        let napi = Napi::new()
+            .set_busy_poll_timeout(poll_time.as_micros() as u32)
+            .set_prefer_busy_poll(true);
+        submitter.register_napi(&mut napi.set_tracking(NapiTracking::Static))?;
+        napis.iter().try_for_each(|&napi| submitter.register_napi_add_id(napi))?;
+        let requests = [opcode::PollAdd::CODE, opcode::PollRemove::CODE];
+        submitter.register_restrictions(&mut requests.map(Restriction::sqe_op))?;
+        Ok(Self { ring, poll_time: poll_time.into(), sockets, is_enabled: false })
+    }
+
+    fn enable(&mut self) -> io::Result<()> {
+        self.ring.submitter().register_enable_rings()?;
+        self.is_enabled = true;
+        (0..self.sockets.len()).try_for_each(|number| self.watch(number))
+    }
+
+    fn watch(&mut self, number: usize) -> io::Result<()> {
+        match self.sockets.get(number) {
+            Some(socket) => sys::watch(&mut self.ring, socket.as_fd(), number as u64),
+            None => Ok(()),
+        }
+    }
+
+    /// Polls the NAPI instances.
+    ///
+    /// # Errors
+    /// The sandbox of the process denies the call.
+    pub(super) fn wait(&mut self) -> io::Result<Wait> {
+        if !self.is_enabled {
+            self.enable()?;
+        }
+        let arguments = SubmitArgs::new().timespec(&self.poll_time);
+        match self.ring.submitter().submit_with_args(1, &arguments) {
+            Ok(_) => {}
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ETIME | libc::EINTR) => return Ok(Wait::Polled),
+                Some(libc::EEXIST) => return Ok(Wait::OtherThread),
+                _ => return Err(error),
+            },
+        }
+        loop {
+            let Some(completion) = self.ring.completion().next() else { break };
+            if !cqueue::more(completion.flags()) {
+                self.watch(completion.user_data() as usize)?;
+            }
+        }
+        Ok(Wait::Polled)
+    }
+}
+
+impl Drop for PollRing {
+    /// Ends the requests, which would keep the sockets open until the kernel has freed the ring.
+    fn drop(&mut self) {
+        if !self.is_enabled || self.sockets.is_empty() {
+            return;
+        }
+        for number in 0..self.sockets.len() {
+            let _ = sys::unwatch(&mut self.ring, number as u64);
+        }
+        // On another thread the kernel refuses.
+        let _ = self.ring.submit_and_wait(self.sockets.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Far longer than any test.
+    const FOREVER: Duration = Duration::from_secs(600);
+
+    /// Ring that waits for ever, unless bytes arrive in one of two streams, and their other ends.
+    /// `None`, with the reason printed, where that cannot be.
+    fn ring() -> Option<(PollRing, [UnixStream; 2])> {
+        let [(mine, a), (other, b)] = [(); 2].map(|()| UnixStream::pair().unwrap());
+        match PollRing::until_arrival(&[], FOREVER, &[mine.as_fd(), other.as_fd()]) {
+            Ok(ring) => Some((ring, [a, b])),
+            Err(error) => {
+                eprintln!("skipped: needs Linux 6.13 ({error})");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn every_arrival_ends_a_wait() {
+        let Some((mut ring, mut ends)) = ring() else { return };
+        for number in [0, 1, 1, 0, 0, 1] {
+            ends[number].write_all(b"x").unwrap();
+            assert_eq!(ring.wait().unwrap(), Wait::Polled);
+        }
+    }
+
+    #[test]
+    fn ring_belongs_to_the_thread_that_waits_first() {
+        let Some((mut ring, mut ends)) = ring() else { return };
+        std::thread::scope(|scope| {
+            ends[0].write_all(b"x").unwrap();
+            let first = scope.spawn(|| ring.wait().unwrap());
+            assert_eq!(first.join().unwrap(), Wait::Polled);
+        });
+        ends[1].write_all(b"x").unwrap();
+        assert_eq!(ring.wait().unwrap(), Wait::OtherThread);
+    }
+
+    #[test]
+    fn dropped_ring_closes_its_sockets_at_once() {
+        let Some((mut ring, ends)) = ring() else { return };
+        (&ends[0]).write_all(b"x").unwrap();
+        ring.wait().unwrap();
+        drop(ring);
+        for mut end in ends {
+            end.set_nonblocking(true).unwrap();
+            let result = end.read(&mut [0; 1]);
+            let is_closed = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionReset;
+            assert!(
+                matches!(&result, Ok(0)) || result.as_ref().is_err_and(is_closed),
+                "{result:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn ring_refuses_other_requests() {
+        let Some((mut ring, mut ends)) = ring() else { return };
+        ends[0].write_all(b"x").unwrap();
+        ring.wait().unwrap();
+        let nothing = opcode::Nop::new().build().user_data(7);
+        sys::push(&mut ring.ring, nothing).unwrap();
+        ring.ring.submit_and_wait(1).unwrap();
+        let completion = ring.ring.completion().next().unwrap();
+        assert_eq!((completion.user_data(), completion.result()), (7, -libc::EACCES));
+    }
+}

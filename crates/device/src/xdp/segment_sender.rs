@@ -1,0 +1,121 @@
+//! Sends runs of TCP segments as one frame each, by a packet socket beside the AF_XDP sockets: the
+//! kernel or the NIC segments, which AF_XDP cannot ask for (TSO, GSO).
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sendmsg, sockopt,
+};
+use tidegate_memory::Arena;
+
+use super::sys::{self, IntOption};
+use crate::merging::MergedSegments;
+use crate::{Burst, DeviceCounters};
+
+/// Minimum and maximum number of segments in a run.
+const MIN_SEGMENTS: usize = 3;
+const MAX_SEGMENTS: usize = 64;
+/// Minimum length of a segment's frame: runs of short ones are rare.
+const MIN_FRAME_BYTES: usize = 512;
+/// Bytes that may wait in the socket.
+const SEND_BUFFER_BYTES: usize = 4 << 20;
+
+pub(super) struct SegmentSender {
+    socket: OwnedFd,
+    /// The kernel has refused to send merged segments here.
+    is_refused: bool,
+    sent: u64,
+    sent_bytes: u64,
+}
+
+/// Run of segments in a burst.
+pub(super) struct Run {
+    /// Place of the first.
+    pub(super) at: usize,
+    count: usize,
+    merged: MergedSegments,
+}
+
+/// Result of sending a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// The segments were taken from the burst: this number.
+    Whole(usize),
+    /// The socket is full.
+    Full,
+    /// The kernel does not send merged segments here: there is no further run.
+    Refused,
+}
+
+impl SegmentSender {
+    /// Opens the socket, which receives nothing.
+    ///
+    /// # Errors
+    /// Packet sockets are not permitted.
+    pub(super) fn open(interface_index: u32) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
+        sys::set_option(socket.as_fd(), IntOption::PacketVirtioHeader, 1)?;
+        if sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER_BYTES).is_err() {
+            sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER_BYTES)?;
+        }
+        sys::bind_packet_socket(socket.as_fd(), interface_index)?;
+        Ok(Self { socket, is_refused: false, sent: 0, sent_bytes: 0 })
+    }
+
+    /// Finds the first run of a burst.
+    pub(super) fn find(&self, arena: &Arena, burst: &Burst) -> Option<Run> {
+        if self.is_refused {
+            return None;
+        }
+        let mut at = 0;
+        while at + MIN_SEGMENTS <= burst.len() {
+            let mut frames = burst.iter().skip(at);
+            let first = frames.next().filter(|frame| frame.len() >= MIN_FRAME_BYTES);
+            let merged = first.and_then(|frame| MergedSegments::begin(arena.bytes(frame)));
+            let Some(mut merged) = merged else {
+                at += 1;
+                continue;
+            };
+            let rest = frames.take(MAX_SEGMENTS - 1);
+            let count = 1 + rest.take_while(|frame| merged.push(arena.bytes(frame))).count();
+            if count >= MIN_SEGMENTS {
+                return Some(Run { at, count, merged });
+            }
+            at += count;
+        }
+        None
+    }
+
+    /// Sends a run that is at the front of the burst by now.
+    pub(super) fn send(&mut self, arena: &mut Arena, burst: &mut Burst, mut run: Run) -> Sent {
+        let (vnet, headers) = (run.merged.vnet_header(), run.merged.headers());
+        let mut parts = [IoSlice::new(&[]); MAX_SEGMENTS + 2];
+        (parts[0], parts[1]) = (IoSlice::new(&vnet), IoSlice::new(headers));
+        for (part, frame) in parts[2..].iter_mut().zip(burst.iter().take(run.count)) {
+            *part = IoSlice::new(&arena.bytes(frame)[headers.len()..]);
+        }
+        let control = &mut SendAncillaryBuffer::default();
+        match sendmsg(&self.socket, &parts[..run.count + 2], control, SendFlags::DONTWAIT) {
+            Ok(_) => {}
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => return Sent::Full,
+            Err(_) => {
+                self.is_refused = true;
+                return Sent::Refused;
+            }
+        }
+        for frame in burst.drain(..run.count) {
+            self.sent += 1;
+            self.sent_bytes += frame.len() as u64;
+            arena.free(frame);
+        }
+        Sent::Whole(run.count)
+    }
+
+    pub(super) fn add_counters(&self, counters: &mut DeviceCounters) {
+        counters.transmitted += self.sent;
+        counters.transmitted_bytes += self.sent_bytes;
+    }
+}
