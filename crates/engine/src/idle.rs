@@ -179,7 +179,9 @@ impl IdleGovernor {
     fn adapt_to_gap(&mut self, now_ns: u64, step: IdleStep) {
         let IdleConfig { pause_ns, max_gap_ns, .. } = self.config;
         let gap_ns = now_ns.saturating_sub(self.last_work_ns);
-        self.awake_ns = if gap_ns > max_gap_ns {
+        // The wake-up of a sleeping engine made the gap longer than it is for one that is awake.
+        let longest_ns = if step == IdleStep::Sleep { max_gap_ns / 2 * 3 } else { max_gap_ns };
+        self.awake_ns = if gap_ns > longest_ns {
             // A single long gap may be a delay, so only halve.
             self.awake_ns / 2
         } else {
@@ -262,10 +264,20 @@ mod tests {
         });
         assert!(awake_ns(&idle, now_ns) < 70, "many short gaps lower it");
         for _ in 0..2 {
-            now_ns += 101;
+            now_ns += 151;
             work_after_poll(&mut idle, now_ns);
         }
         assert_eq!(awake_ns(&idle, now_ns), 20, "it does not wait for rare work");
+    }
+
+    #[test]
+    fn gap_that_a_wake_up_made_too_long_is_short_for_an_engine_that_is_awake() {
+        let mut idle = IdleGovernor::new(IdleConfig { max_gap_ns: 100, ..NO_LINGER }, 0);
+        work_after_poll(&mut idle, 140);
+        assert_eq!(awake_ns(&idle, 140), 100, "it slept");
+        idle.step(230);
+        idle.on_work(260);
+        assert_eq!(awake_ns(&idle, 260), 50, "it was awake");
     }
 
     #[test]

@@ -8,13 +8,18 @@ use std::time::{Duration, Instant};
 
 /// Number of frames in one measurement window.
 const WINDOW_FRAMES: u32 = 64;
-/// Maximum window time of heavy traffic: 150,000 frames per second.
-const MAX_HEAVY_WINDOW: Duration = Duration::from_micros(427);
+/// Maximum window time of heavy traffic: 90,000 frames per second. More than a peer has that sends
+/// the next request after each reply; with many in flight, polls serve more of them.
+const MAX_HEAVY_WINDOW: Duration = Duration::from_micros(711);
 /// Minimum window time of light traffic: 50,000 frames per second.
 const MIN_LIGHT_WINDOW: Duration = Duration::from_micros(1_280);
 /// Maximum polls with frames per window for bursty traffic: many senders, or few senders with
 /// much to send.
 const MAX_BURST_POLLS: u32 = 10;
+
+/// Minimum polls with frames per window of traffic whose frames come one by one. It is light up to
+/// [`MAX_HEAVY_WINDOW`].
+const MIN_LONE_POLLS: u32 = 43;
 
 /// Maximum empty polls per window of a device that has no time to wait: frames are late
 /// already, and each interrupt takes more time.
@@ -81,7 +86,8 @@ impl TrafficMonitor {
         let now = Instant::now();
         let window = self.projected_window(now);
         let heavy = if self.heavy {
-            window < MIN_LIGHT_WINDOW
+            let come_alone = self.productive_polls >= MIN_LONE_POLLS;
+            window < if come_alone { MAX_HEAVY_WINDOW } else { MIN_LIGHT_WINDOW }
         } else {
             window < MAX_HEAVY_WINDOW
                 || self.productive_polls <= MAX_BURST_POLLS
@@ -152,11 +158,21 @@ mod tests {
         assert!(traffic.is_heavy());
         assert_eq!(offer(&mut traffic, 2, 40_000), 1);
         assert!(!traffic.is_heavy());
-        assert_eq!(offer(&mut traffic, 2, 100_000), 0, "neither light nor heavy");
+        assert_eq!(offer(&mut traffic, 2, 70_000), 0, "neither light nor heavy");
         assert_eq!(offer(&mut traffic, 2, 300_000), 1);
         assert!(traffic.is_heavy());
-        assert_eq!(offer(&mut traffic, 2, 100_000), 0);
+        assert_eq!(offer(&mut traffic, 2, 70_000), 0);
         assert_eq!(offer(&mut traffic, 2, 20_000), 1);
+    }
+
+    /// A peer sends the next request after each reply: an interrupt serves it sooner than a poll.
+    #[test]
+    fn frames_that_come_one_by_one_are_light_traffic() {
+        let mut traffic = TrafficMonitor::new();
+        assert_eq!(offer(&mut traffic, 1, 70_000), 1);
+        assert!(!traffic.is_heavy());
+        assert_eq!(offer(&mut traffic, 1, 100_000), 1, "peers with many requests");
+        assert!(traffic.is_heavy());
     }
 
     #[test]
@@ -172,7 +188,7 @@ mod tests {
         let mut traffic = TrafficMonitor::new();
         assert_eq!(offer(&mut traffic, 2, 20_000), 1);
         assert_eq!(offer_after(&mut traffic, 0, 2, 40_000), 0, "still light traffic");
-        assert_eq!(offer_after(&mut traffic, 0, 2, 100_000), 1);
+        assert_eq!(offer_after(&mut traffic, 0, 2, 80_000), 1);
         assert!(traffic.is_heavy());
     }
 
