@@ -35,13 +35,13 @@ mod bpf;
 mod buffer;
 pub mod capabilities;
 pub mod capture;
+#[cfg(feature = "xdp")]
+mod coalescing;
 pub mod dpdk;
 pub mod fault;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 pub mod interface_settings;
 pub mod mem;
-#[cfg(feature = "xdp")]
-mod merging;
 pub mod netlink;
 #[cfg(feature = "packet")]
 pub mod packet;

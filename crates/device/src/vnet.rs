@@ -89,6 +89,7 @@ pub fn encode(medium: Medium, frame: &Frame, bytes: &[u8]) -> RawHeader {
 
 /// Makes the header of a frame with this partial checksum that stands for TCP segments of
 /// `segment_bytes` bytes of payload after `headers_bytes` bytes of headers.
+#[cfg(feature = "xdp")]
 pub fn encode_segments(
     (start, offset): (u16, u16),
     is_v6: bool,

@@ -45,7 +45,7 @@ pub(super) struct CoreQueues {
     /// Polls the driver if the sockets cannot.
     poller: Option<NapiPoller>,
     queues: Vec<Queue>,
-    /// Sends merged segments; `None` where the NIC reads frames from the arena.
+    /// Sends runs of segments; `None` where the NIC reads frames from the arena.
     segment_sender: Option<SegmentSender>,
     /// Admission limits the total, so that most frames may be dropped on the interface.
     has_total_limit: bool,
@@ -276,7 +276,7 @@ impl CoreQueues {
 
     /// Sends the runs of segments in a burst as one frame each, and the frames before them, in their
     /// order. Returns the number of frames removed from `burst`.
-    fn transmit_merged(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
+    fn transmit_runs(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
         let mut taken = 0;
         // A run must not overtake frames that wait in the rings.
         while let Some(sender) = &self.segment_sender
@@ -380,9 +380,9 @@ impl Device for CoreQueues {
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
-        let merged = self.transmit_merged(arena, burst)?;
+        let in_runs = self.transmit_runs(arena, burst)?;
         let left = burst.len();
-        Ok(merged + self.transmit_frames(arena, burst, left)?)
+        Ok(in_runs + self.transmit_frames(arena, burst, left)?)
     }
 
     fn pause_receive(&mut self, wait_ns: u64) -> io::Result<()> {

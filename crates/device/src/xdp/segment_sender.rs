@@ -11,7 +11,7 @@ use rustix::net::{
 use tidegate_memory::Arena;
 
 use super::sys::{self, IntOption};
-use crate::merging::MergedSegments;
+use crate::coalescing::CoalescedSegments;
 use crate::{Burst, DeviceCounters};
 
 /// Minimum and maximum number of segments in a run.
@@ -24,7 +24,7 @@ const SEND_BUFFER_BYTES: usize = 4 << 20;
 
 pub(super) struct SegmentSender {
     socket: OwnedFd,
-    /// The kernel has refused to send merged segments here.
+    /// The kernel has refused to send coalesced segments here.
     is_refused: bool,
     sent: u64,
     sent_bytes: u64,
@@ -35,7 +35,7 @@ pub(super) struct Run {
     /// Place of the first.
     pub(super) at: usize,
     count: usize,
-    merged: MergedSegments,
+    segments: CoalescedSegments,
 }
 
 /// Result of sending a run.
@@ -45,7 +45,7 @@ pub(super) enum Sent {
     Whole(usize),
     /// The socket is full.
     Full,
-    /// The kernel does not send merged segments here: there is no further run.
+    /// The kernel does not send coalesced segments here: there is no further run.
     Refused,
 }
 
@@ -74,15 +74,15 @@ impl SegmentSender {
         while at + MIN_SEGMENTS <= burst.len() {
             let mut frames = burst.iter().skip(at);
             let first = frames.next().filter(|frame| frame.len() >= MIN_FRAME_BYTES);
-            let merged = first.and_then(|frame| MergedSegments::begin(arena.bytes(frame)));
-            let Some(mut merged) = merged else {
+            let segments = first.and_then(|frame| CoalescedSegments::begin(arena.bytes(frame)));
+            let Some(mut segments) = segments else {
                 at += 1;
                 continue;
             };
             let rest = frames.take(MAX_SEGMENTS - 1);
-            let count = 1 + rest.take_while(|frame| merged.push(arena.bytes(frame))).count();
+            let count = 1 + rest.take_while(|frame| segments.push(arena.bytes(frame))).count();
             if count >= MIN_SEGMENTS {
-                return Some(Run { at, count, merged });
+                return Some(Run { at, count, segments });
             }
             at += count;
         }
@@ -91,7 +91,7 @@ impl SegmentSender {
 
     /// Sends a run that is at the front of the burst by now.
     pub(super) fn send(&mut self, arena: &mut Arena, burst: &mut Burst, mut run: Run) -> Sent {
-        let (vnet, headers) = (run.merged.vnet_header(), run.merged.headers());
+        let (vnet, headers) = (run.segments.vnet_header(), run.segments.headers());
         let mut parts = [IoSlice::new(&[]); MAX_SEGMENTS + 2];
         (parts[0], parts[1]) = (IoSlice::new(&vnet), IoSlice::new(headers));
         for (part, frame) in parts[2..].iter_mut().zip(burst.iter().take(run.count)) {

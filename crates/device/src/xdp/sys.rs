@@ -432,7 +432,8 @@ pub(super) fn create_uring(entries: u32, deferred: bool) -> io::Result<IoUring> 
     const DEFER_TASKRUN: u32 = 1 << 13;
     let entries = u64::from(URING_MARK) << 32 | u64::from(entries);
     // `struct io_uring_params`: all fields may be zero, the third is that of the flags.
-    let mut parameters = [0_u32; size_of::<Parameters>() / 4];
+    type RawParameters = [u32; size_of::<Parameters>() / 4];
+    let mut parameters: RawParameters = [0; size_of::<RawParameters>() / 4];
     parameters[2] = R_DISABLED | if deferred { SINGLE_ISSUER | DEFER_TASKRUN } else { 0 };
     // SAFETY: the kernel reads and writes one `io_uring_params` in the live
     // array, which has its size and whose entries are its fields or halves of them.
@@ -443,7 +444,9 @@ pub(super) fn create_uring(entries: u32, deferred: bool) -> io::Result<IoUring> 
     // SAFETY: `Parameters` is a transparent wrapper of `io_uring_params`, which may be created so.
     // The call succeeded: the descriptor is that of a new ring without another owner, and the
     // kernel has filled in the ring's parameters.
-    unsafe { IoUring::from_fd(fd as libc::c_int, transmute::<_, Parameters>(parameters)) }
+    unsafe {
+        IoUring::from_fd(fd as libc::c_int, transmute::<RawParameters, Parameters>(parameters))
+    }
 }
 
 /// Queues a request that completes each time that `fd` becomes readable. Completions bear

@@ -1,4 +1,4 @@
-//! Merging in software: one frame for consecutive TCP segments of one connection, which the kernel
+//! Coalescing in software: one frame for consecutive TCP segments of one connection, which the kernel
 //! or a NIC segments again. The reverse of `segments`.
 
 use tidegate_wire::{Sum, TcpFlags};
@@ -7,7 +7,7 @@ use crate::segments::{TCP_FLAGS_AT, TCP_SEQUENCE_AT, put_u16, sequence_at};
 use crate::transport::TransportLayout;
 use crate::vnet;
 
-/// Longest headers that are merged, in bytes: Ethernet with a VLAN tag, IPv6, TCP with all options.
+/// Longest headers that are coalesced, in bytes: Ethernet with a VLAN tag, IPv6, TCP with all options.
 const MAX_HEADERS_BYTES: usize = 18 + 40 + 60;
 /// Longest IP packet that stands for several.
 const MAX_PACKET_BYTES: usize = u16::MAX as usize;
@@ -15,7 +15,7 @@ const MAX_PACKET_BYTES: usize = u16::MAX as usize;
 /// Consecutive TCP segments that one frame can stand for: their headers and the length of their
 /// payload.
 #[derive(Clone, Copy, Debug)]
-pub struct MergedSegments {
+pub struct CoalescedSegments {
     layout: TransportLayout,
     /// Headers of the first segment, with the flags of the last.
     headers: [u8; MAX_HEADERS_BYTES],
@@ -32,7 +32,7 @@ pub struct MergedSegments {
 const LAST_FLAGS: u8 = TcpFlags::FIN.0 | TcpFlags::PSH.0;
 const COMMON_FLAGS: u8 = TcpFlags::ACK.0;
 
-impl MergedSegments {
+impl CoalescedSegments {
     /// Begins with a first segment. `None` for anything but a TCP segment with payload whose flags
     /// all segments can have.
     pub fn begin(frame: &[u8]) -> Option<Self> {
@@ -170,15 +170,15 @@ mod tests {
     }
 
     #[test]
-    fn merged_segments_are_the_frame_that_was_split() {
+    fn coalesced_segments_are_the_frame_that_was_split() {
         for shape in Shape::all() {
             let (parts, frame) = segments(shape, 9_500);
-            let mut merged = MergedSegments::begin(&parts[0]).unwrap();
-            assert!(parts[1..].iter().all(|part| merged.push(part)), "{shape:?}");
-            let headers = merged.headers().to_vec();
+            let mut coalesced = CoalescedSegments::begin(&parts[0]).unwrap();
+            assert!(parts[1..].iter().all(|part| coalesced.push(part)), "{shape:?}");
+            let headers = coalesced.headers().to_vec();
             assert!(headers == frame[..headers.len()], "{shape:?}");
-            assert!(!merged.push(&parts[1]), "the last segment ends the run");
-            let raw = merged.vnet_header();
+            assert!(!coalesced.push(&parts[1]), "the last segment ends the run");
+            let raw = coalesced.vnet_header();
             let received = vnet::decode(&raw, frame.len());
             assert_eq!((received.merged, received.segment_bytes), (true, 1000), "{shape:?}");
         }
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn runs_end_at_the_longest_packet() {
         let (parts, frame) = segments(Shape::all().next().unwrap(), 64_000);
-        let mut merged = MergedSegments::begin(&parts[0]).unwrap();
+        let mut coalesced = CoalescedSegments::begin(&parts[0]).unwrap();
         let next = |sequence: u32| {
             let mut part = parts[1].clone();
             let at = frame.len() - 64_000 - 32 + TCP_SEQUENCE_AT;
@@ -196,7 +196,7 @@ mod tests {
         };
         let first = 0xffff_ff00_u32;
         let sequences = (1..).map(|number| first.wrapping_add(1000 * number));
-        let count = 1 + sequences.take_while(|&sequence| merged.push(&next(sequence))).count();
+        let count = 1 + sequences.take_while(|&sequence| coalesced.push(&next(sequence))).count();
         assert_eq!(count, (65_535 - 52) / 1000);
     }
 
@@ -207,20 +207,20 @@ mod tests {
         for flags in [TcpFlags::SYN, TcpFlags::RST, TcpFlags::URG, TcpFlags::CWR] {
             let mut part = parts[0].clone();
             part[transport_at + TCP_FLAGS_AT] |= flags.0;
-            assert!(MergedSegments::begin(&part).is_none(), "{flags:?}");
+            assert!(CoalescedSegments::begin(&part).is_none(), "{flags:?}");
         }
         let padded = [&parts[0][..], &[0; 4]].concat();
-        assert!(MergedSegments::begin(&padded).is_none(), "padding is not payload");
+        assert!(CoalescedSegments::begin(&padded).is_none(), "padding is not payload");
         let pure = &parts[0][..parts[0].len() - 1000];
-        assert!(MergedSegments::begin(pure).is_none(), "truncated");
+        assert!(CoalescedSegments::begin(pure).is_none(), "truncated");
         let udp = Shape { is_tcp: false, ..Shape::all().next().unwrap() };
-        assert!(MergedSegments::begin(&udp.frame()).is_none());
+        assert!(CoalescedSegments::begin(&udp.frame()).is_none());
     }
 
     proptest! {
-        /// What changes any other byte of the headers is not the next segment.
+        /// A frame that differs elsewhere in its headers is not the next segment.
         #[test]
-        fn only_the_next_segment_is_merged(shape in 0_usize..16, at in 0_usize..100, bit in 0_u8..8) {
+        fn only_the_next_segment_is_coalesced(shape in 0_usize..16, at in 0_usize..100, bit in 0_u8..8) {
             let shape = Shape::all().nth(shape).unwrap();
             let (mut parts, _) = segments(shape, 3_000);
             let headers_bytes = parts[0].len() - 1000;
@@ -232,12 +232,12 @@ mod tests {
             let may_differ = !shape.is_v6 && [4, 5, 10, 11].contains(&at.wrapping_sub(ip_at))
                 || [16, 17].contains(&at.wrapping_sub(transport_at))
                 || at == transport_at + TCP_FLAGS_AT && LAST_FLAGS & 1 << bit != 0;
-            let mut merged = MergedSegments::begin(&parts[0]).unwrap();
-            prop_assert_eq!(merged.push(&parts[1]), may_differ);
+            let mut coalesced = CoalescedSegments::begin(&parts[0]).unwrap();
+            prop_assert_eq!(coalesced.push(&parts[1]), may_differ);
         }
 
         #[test]
-        fn any_bytes_are_merged_without_a_panic(
+        fn any_bytes_are_coalesced_without_a_panic(
             first in proptest::collection::vec(any::<u8>(), 0..200),
             shape in 0_usize..16,
             cut in 0_usize..1_200,
@@ -246,9 +246,9 @@ mod tests {
             let (mut parts, _) = segments(Shape::all().nth(shape).unwrap(), 3_000);
             parts[1].truncate(cut);
             for (first, second) in [(&first, &second), (&parts[0], &second), (&parts[0], &parts[1])] {
-                if let Some(mut merged) = MergedSegments::begin(first) {
-                    merged.push(second);
-                    merged.headers();
+                if let Some(mut coalesced) = CoalescedSegments::begin(first) {
+                    coalesced.push(second);
+                    coalesced.headers();
                 }
             }
         }
