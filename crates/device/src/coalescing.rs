@@ -3,7 +3,7 @@
 
 use tidegate_wire::{Sum, TcpFlags};
 
-use crate::segments::{TCP_FLAGS_AT, TCP_SEQUENCE_AT, put_u16, sequence_at};
+use crate::segments::{TCP_FLAGS_AT, TCP_SEQUENCE_AT, put_u16, sequence_at, u16_at};
 use crate::transport::TransportLayout;
 use crate::vnet;
 
@@ -11,6 +11,9 @@ use crate::vnet;
 const MAX_HEADERS_BYTES: usize = 18 + 40 + 60;
 /// Longest IP packet that stands for several.
 const MAX_PACKET_BYTES: usize = u16::MAX as usize;
+/// Flags that only the last segment may have, and the flag that all have.
+const LAST_FLAGS: u8 = TcpFlags::FIN.0 | TcpFlags::PSH.0;
+const COMMON_FLAGS: u8 = TcpFlags::ACK.0;
 
 /// Consecutive TCP segments that one frame can stand for: their headers and the length of their
 /// payload.
@@ -27,10 +30,6 @@ pub struct CoalescedSegments {
     /// the last may have.
     is_complete: bool,
 }
-
-/// Flags that only the last segment may have, and the flag that all have.
-const LAST_FLAGS: u8 = TcpFlags::FIN.0 | TcpFlags::PSH.0;
-const COMMON_FLAGS: u8 = TcpFlags::ACK.0;
 
 impl CoalescedSegments {
     /// Begins with a first segment. `None` for anything but a TCP segment with payload whose flags
@@ -108,8 +107,8 @@ impl CoalescedSegments {
     /// Length of the IP packet by its length field.
     fn ip_bytes(&self, headers: &[u8]) -> usize {
         let ip = &headers[self.layout.ip_at..];
-        let half = |at: usize| usize::from(u16::from_be_bytes([ip[at], ip[at + 1]]));
-        if self.layout.is_v6 { 40 + half(4) } else { half(2) }
+        let (before, length_at) = if self.layout.is_v6 { (40, 4) } else { (0, 2) };
+        before + usize::from(u16_at(ip, length_at))
     }
 
     /// Headers of the frame that stands for all segments, with an unfilled checksum.

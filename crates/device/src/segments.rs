@@ -188,7 +188,8 @@ pub fn sequence_at(tcp: &[u8]) -> u32 {
     u32::from(u16_at(tcp, TCP_SEQUENCE_AT)) << 16 | u32::from(u16_at(tcp, TCP_SEQUENCE_AT + 2))
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
+/// Reads a field in network byte order.
+pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 

@@ -81,8 +81,8 @@ pub fn encode(medium: Medium, frame: &Frame, bytes: &[u8]) -> RawHeader {
     if frame.segment_bytes() > 0
         && let Some(data_offset) = bytes.get(usize::from(start) + TCP_DATA_OFFSET_AT)
     {
-        let headers_bytes = start + u16::from(data_offset >> 4) * 4;
-        put_gso(&mut raw, is_v6(medium, bytes), headers_bytes, frame.segment_bytes() as u16);
+        let headers_bytes = usize::from(start) + usize::from(data_offset >> 4) * 4;
+        put_gso(&mut raw, is_v6(medium, bytes), headers_bytes as u16, frame.segment_bytes() as u16);
     }
     raw
 }

@@ -12,7 +12,7 @@ use super::napi::NapiPoller;
 use super::program::SocketMap;
 use super::queue::{Polling, Queue};
 use super::rx_missed::RxMissedCounters;
-use super::segment_sender::{SegmentSender, Sent};
+use super::segment_sender::SegmentSender;
 use super::softirq_mode::{CHECK_INTERVAL, SoftirqMode};
 use super::traffic::TrafficMonitor;
 use crate::{Burst, Capabilities, Device, DeviceCounters};
@@ -42,9 +42,9 @@ pub(super) struct DataPath {
 /// Receive queues of one network core: a device whose frames the steering program redirects, that
 /// of an [`XdpDevice`](super::XdpDevice).
 pub(super) struct CoreQueues {
+    queues: Vec<Queue>,
     /// Polls the driver if the sockets cannot.
     poller: Option<NapiPoller>,
-    queues: Vec<Queue>,
     /// Sends runs of segments; `None` where the NIC reads frames from the arena.
     segment_sender: Option<SegmentSender>,
     /// Admission limits the total, so that most frames may be dropped on the interface.
@@ -278,21 +278,20 @@ impl CoreQueues {
     /// order. Returns the number of frames removed from `burst`.
     fn transmit_runs(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
         let mut taken = 0;
-        // A run must not overtake frames that wait in the rings.
         while let Some(sender) = &self.segment_sender
             && let Some(run) = sender.find(arena, burst)
-            && !self.has_unsent_frames()
         {
             let before = self.transmit_frames(arena, burst, run.at)?;
             taken += before;
+            // A run must not overtake frames that wait in the rings.
             if before < run.at || self.has_unsent_frames() {
                 break;
             }
-            let Some(sender) = &mut self.segment_sender else { break };
-            match sender.send(arena, burst, run) {
-                Sent::Whole(count) => taken += count,
-                Sent::Full | Sent::Refused => break,
-            }
+            let sender = self.segment_sender.as_mut();
+            let Some(count) = sender.and_then(|sender| sender.send(arena, burst, run)) else {
+                break;
+            };
+            taken += count;
         }
         Ok(taken)
     }

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::poll_ring::{PollRing, Wait};
+use super::poll_ring::PollRing;
 use crate::netlink::NetdevSocket;
 
 /// Frames of a poll from which the next poll waits for more of them: larger bursts cost less for
@@ -162,11 +162,11 @@ impl NapiPoller {
     /// The sandbox of the process denies the call.
     pub(super) fn poll(&mut self, mut pending: impl FnMut() -> usize) -> io::Result<()> {
         let before = pending();
-        let polled = match &mut self.until_arrival {
+        let has_polled = match &mut self.until_arrival {
             Some(ring) if self.pacer.ends_with_arrival() => ring.wait()?,
-            _ => Wait::OtherThread,
+            _ => false,
         };
-        if polled == Wait::OtherThread {
+        if !has_polled {
             self.poll_for(self.pacer.next)?;
         }
         self.pacer.on_poll(before, pending());

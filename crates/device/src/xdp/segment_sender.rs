@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sendmsg, sockopt,
+    AddressFamily, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sendmsg,
 };
 use tidegate_memory::Arena;
 
+use super::socket::raise_send_buffer;
 use super::sys::{self, IntOption};
 use crate::coalescing::CoalescedSegments;
 use crate::{Burst, DeviceCounters};
@@ -38,17 +39,6 @@ pub(super) struct Run {
     segments: CoalescedSegments,
 }
 
-/// Result of sending a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
-    /// The segments were taken from the burst: this number.
-    Whole(usize),
-    /// The socket is full.
-    Full,
-    /// The kernel does not send coalesced segments here: there is no further run.
-    Refused,
-}
-
 impl SegmentSender {
     /// Opens the socket, which receives nothing.
     ///
@@ -58,9 +48,7 @@ impl SegmentSender {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
         sys::set_option(socket.as_fd(), IntOption::PacketVirtioHeader, 1)?;
-        if sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER_BYTES).is_err() {
-            sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER_BYTES)?;
-        }
+        raise_send_buffer(&socket, SEND_BUFFER_BYTES)?;
         sys::bind_packet_socket(socket.as_fd(), interface_index)?;
         Ok(Self { socket, is_refused: false, sent: 0, sent_bytes: 0 })
     }
@@ -72,14 +60,13 @@ impl SegmentSender {
         }
         let mut at = 0;
         while at + MIN_SEGMENTS <= burst.len() {
-            let mut frames = burst.iter().skip(at);
-            let first = frames.next().filter(|frame| frame.len() >= MIN_FRAME_BYTES);
+            let first = burst.get(at).filter(|frame| frame.len() >= MIN_FRAME_BYTES);
             let segments = first.and_then(|frame| CoalescedSegments::begin(arena.bytes(frame)));
             let Some(mut segments) = segments else {
                 at += 1;
                 continue;
             };
-            let rest = frames.take(MAX_SEGMENTS - 1);
+            let rest = burst.iter().skip(at + 1).take(MAX_SEGMENTS - 1);
             let count = 1 + rest.take_while(|frame| segments.push(arena.bytes(frame))).count();
             if count >= MIN_SEGMENTS {
                 return Some(Run { at, count, segments });
@@ -89,8 +76,15 @@ impl SegmentSender {
         None
     }
 
-    /// Sends a run that is at the front of the burst by now.
-    pub(super) fn send(&mut self, arena: &mut Arena, burst: &mut Burst, mut run: Run) -> Sent {
+    /// Sends a run that is at the front of the burst by now, and returns the number of segments taken
+    /// from it. `None`: the socket is full, or the kernel sends no coalesced segments here, and then
+    /// no further run is found.
+    pub(super) fn send(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        mut run: Run,
+    ) -> Option<usize> {
         let (vnet, headers) = (run.segments.vnet_header(), run.segments.headers());
         let mut parts = [IoSlice::new(&[]); MAX_SEGMENTS + 2];
         (parts[0], parts[1]) = (IoSlice::new(&vnet), IoSlice::new(headers));
@@ -100,10 +94,10 @@ impl SegmentSender {
         let control = &mut SendAncillaryBuffer::default();
         match sendmsg(&self.socket, &parts[..run.count + 2], control, SendFlags::DONTWAIT) {
             Ok(_) => {}
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => return Sent::Full,
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => return None,
             Err(_) => {
                 self.is_refused = true;
-                return Sent::Refused;
+                return None;
             }
         }
         for frame in burst.drain(..run.count) {
@@ -111,7 +105,7 @@ impl SegmentSender {
             self.sent_bytes += frame.len() as u64;
             arena.free(frame);
         }
-        Sent::Whole(run.count)
+        Some(run.count)
     }
 
     pub(super) fn add_counters(&self, counters: &mut DeviceCounters) {

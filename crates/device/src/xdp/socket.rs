@@ -57,6 +57,12 @@ pub(super) enum Kick {
     Unavailable,
 }
 
+/// Sets the size of a socket's send buffer; without privileges the system limits it.
+pub(super) fn raise_send_buffer(socket: impl AsFd, bytes: usize) -> rustix::io::Result<()> {
+    sockopt::set_socket_send_buffer_size_force(&socket, bytes)
+        .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, bytes))
+}
+
 impl XdpSocket {
     /// Opens a socket with rings and binds it. The first socket of a device registers the umem;
     /// later sockets share the umem of `first`.
@@ -130,9 +136,7 @@ impl XdpSocket {
     fn raise_send_limits(&self, rings: &RingSizes) {
         let _ = sys::set_option(self.fd.as_fd(), IntOption::TransmitBudget, rings.transmit);
         let bytes = rings.transmit as usize * SEND_BUFFER_BYTES_PER_PACKET;
-        if sockopt::set_socket_send_buffer_size_force(&self.fd, bytes).is_err() {
-            let _ = sockopt::set_socket_send_buffer_size(&self.fd, bytes);
-        }
+        let _ = raise_send_buffer(&self.fd, bytes);
     }
 
     fn bind(&self, first: Option<&XdpSocket>, binding: Binding) -> io::Result<()> {
