@@ -118,6 +118,19 @@ pub struct DeviceCounters {
     pub driver: Vec<(Arc<str>, u64)>,
 }
 
+impl DeviceCounters {
+    /// Adds the traffic of a part of this device.
+    pub fn add(&mut self, part: &Self) {
+        self.received += part.received;
+        self.received_bytes += part.received_bytes;
+        self.passed_on += part.passed_on;
+        self.transmitted += part.transmitted;
+        self.transmitted_bytes += part.transmitted_bytes;
+        self.drops.merge(&part.drops);
+        self.driver.extend_from_slice(&part.driver);
+    }
+}
+
 /// State of a device closed for handover, for the next device on the same interface.
 pub enum HandoverState {
     /// XDP program and maps loaded for AF_XDP.

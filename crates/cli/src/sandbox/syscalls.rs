@@ -5,8 +5,8 @@
 //! Not in the list, among others: starting programs (`execve`), other processes (`ptrace`,
 //! `process_vm_*`, `kill`, `pidfd_*`), users and capabilities (`set*id`, `capset`, `keyctl`), mounts
 //! and namespaces (`mount`, `unshare`, `setns`, `clone3`), the kernel (`bpf` but for the elements of
-//! open maps, `init_module`, `kexec_load`, `perf_event_open`, `userfaultfd`, `io_uring_setup`), new
-//! sockets but Unix and route netlink, and executable memory.
+//! open maps and for links of open programs, `init_module`, `kexec_load`, `perf_event_open`,
+//! `userfaultfd`, `io_uring_setup`), new sockets but Unix and route netlink, and executable memory.
 
 use std::collections::BTreeMap;
 
@@ -162,13 +162,20 @@ const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u64;
 
-/// Commands of `bpf` on the elements of an open map.
 /// Request of `linux/eventpoll.h`.
 const EPIOCSPARAMS: u64 = 0x4008_8a01;
+
+/// Commands of `bpf` on the elements of an open map.
 const BPF_MAP_LOOKUP_ELEM: u64 = 1;
 const BPF_MAP_UPDATE_ELEM: u64 = 2;
 const BPF_MAP_DELETE_ELEM: u64 = 3;
 const BPF_MAP_GET_NEXT_KEY: u64 = 4;
+
+/// Commands of `bpf` that attach an open program to an interface without one, and detach it: an
+/// AF_XDP device changes the attach mode of its program. The kernel asks for no capability, and this
+/// process has no other program.
+const BPF_LINK_CREATE: u64 = 28;
+const BPF_LINK_DETACH: u64 = 34;
 
 /// Restricts the system calls of all threads of this process, and sets `no_new_privs`.
 ///
@@ -207,6 +214,8 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
         (libc::SYS_bpf, &[is(0, BPF_MAP_UPDATE_ELEM)]),
         (libc::SYS_bpf, &[is(0, BPF_MAP_DELETE_ELEM)]),
         (libc::SYS_bpf, &[is(0, BPF_MAP_GET_NEXT_KEY)]),
+        (libc::SYS_bpf, &[is(0, BPF_LINK_CREATE)]),
+        (libc::SYS_bpf, &[is(0, BPF_LINK_DETACH)]),
     ];
     for (call, conditions) in conditional {
         // The kernel ignores the upper half of integers, but of no flags.

@@ -42,3 +42,5 @@ pub(crate) use self::guard::SettingsGuard;
 pub use self::guard::set_restorer;
 pub use self::left_behind::{LeftBehind, restore_left_behind};
 pub use self::restorer::run_restorer;
+#[cfg(all(feature = "packet", feature = "xdp"))]
+pub(crate) use self::sys::namespace_cookie;

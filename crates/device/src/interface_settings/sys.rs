@@ -7,7 +7,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// Number of the calling thread's network namespace, unique until the next boot
 /// (`SO_NETNS_COOKIE`, Linux 5.14).
-pub(super) fn namespace_cookie() -> io::Result<u64> {
+pub(crate) fn namespace_cookie() -> io::Result<u64> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     let mut cookie = 0_u64;

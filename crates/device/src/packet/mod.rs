@@ -92,6 +92,33 @@ pub struct PacketDevice {
     gro_limit: Option<GroLimit>,
     /// Devices for the other network cores, until they are offered.
     offered: Vec<PacketConfig>,
+    interface_index: u32,
+}
+
+/// Start and end of what a packet device receives. Both may wait for other processors.
+#[cfg(feature = "xdp")]
+pub(crate) struct PacketReception {
+    socket: Socket,
+    interface_index: u32,
+}
+
+#[cfg(feature = "xdp")]
+impl PacketReception {
+    /// Starts to receive.
+    ///
+    /// # Errors
+    /// The interface is gone.
+    pub(crate) fn start(&self) -> io::Result<()> {
+        self.socket.bind(self.interface_index)
+    }
+
+    /// Stops to receive. The device still has the frames that have arrived.
+    ///
+    /// # Errors
+    /// The interface is gone.
+    pub(crate) fn stop(&self) -> io::Result<()> {
+        self.socket.unbind(self.interface_index)
+    }
 }
 
 impl PacketDevice {
@@ -105,12 +132,36 @@ impl PacketDevice {
             Steering::Ports { vlan } => Some(PortDiverter::attach(&config.interface, *vlan)?),
             _ => None,
         };
-        Self::open_with(
+        let device = Self::open_stopped_with(
             config,
             #[cfg(feature = "xdp")]
             diverter,
             arena,
-        )
+        )?;
+        device.start(config)
+    }
+
+    /// Opens a device for own addresses that receives nothing yet. Its frames go through
+    /// [`PacketDevice::reception`].
+    ///
+    /// # Errors
+    /// As [`PacketDevice::open`].
+    #[cfg(feature = "xdp")]
+    pub(crate) fn open_stopped(
+        config: &PacketConfig,
+        arena: &mut Arena,
+    ) -> Result<Self, PacketError> {
+        Self::open_stopped_with(config, None, arena)
+    }
+
+    /// Start and end of receiving, for another thread.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    #[cfg(feature = "xdp")]
+    pub(crate) fn reception(&self) -> io::Result<PacketReception> {
+        let interface_index = self.interface_index;
+        Ok(PacketReception { socket: self.socket.try_clone()?, interface_index })
     }
 
     /// Opens the device like [`PacketDevice::open`], with ports that a device closed for handover
@@ -124,10 +175,34 @@ impl PacketDevice {
         diverter: PortDiverter,
         arena: &mut Arena,
     ) -> Result<Self, PacketError> {
-        Self::open_with(config, Some(diverter), arena)
+        Self::open_stopped_with(config, Some(diverter), arena)?.start(config)
     }
 
-    fn open_with(
+    /// Starts to receive.
+    fn start(mut self, config: &PacketConfig) -> Result<Self, PacketError> {
+        let step = |step: &'static str| {
+            let interface = config.interface.clone();
+            move |source| PacketError::Setup { step, interface, source }
+        };
+        let index = self.interface_index;
+        // Neighbour discovery uses multicast groups that the NIC may filter out.
+        self.socket
+            .add_membership(index, libc::PACKET_MR_ALLMULTI)
+            .map_err(step("receive all multicast groups (PACKET_MR_ALLMULTI)"))?;
+        if config.promiscuous {
+            self.socket
+                .add_membership(index, libc::PACKET_MR_PROMISC)
+                .map_err(step("turn on promiscuous mode"))?;
+        }
+        self.socket.bind(index).map_err(step("bind a packet socket"))?;
+        if let Some(group) = config.fanout {
+            self.socket.join_fanout(Some(group)).map_err(step("join the fanout group"))?;
+        }
+        self.offered = share_flows(config, &self.socket);
+        Ok(self)
+    }
+
+    fn open_stopped_with(
         config: &PacketConfig,
         #[cfg(feature = "xdp")] mut diverter: Option<PortDiverter>,
         arena: &mut Arena,
@@ -144,7 +219,6 @@ impl PacketDevice {
             #[cfg(feature = "xdp")]
             diverter.as_mut(),
         )?;
-        let offered = share_flows(config, &socket);
         // GRO limits count IP packets, without the link header.
         let longest = u16::MAX - HEADROOM_BYTES - LINK_HEADER_BYTES as u16;
         // Without permission to set the limit, frames that do not fit are dropped and counted.
@@ -187,7 +261,8 @@ impl PacketDevice {
             #[cfg(feature = "xdp")]
             diverter,
             gro_limit,
-            offered,
+            offered: Vec::new(),
+            interface_index: interface.index,
         })
     }
 
@@ -327,7 +402,6 @@ fn validate(config: &PacketConfig, interface: &Interface) -> Result<(), PacketEr
     Ok(())
 }
 
-/// Opens, configures and binds the socket, in the order that the kernel requires.
 /// Shares the flows with other network cores, and returns the devices of these: none if that is not
 /// possible.
 fn share_flows(config: &PacketConfig, socket: &Socket) -> Vec<PacketConfig> {
@@ -343,6 +417,7 @@ fn share_flows(config: &PacketConfig, socket: &Socket) -> Vec<PacketConfig> {
     vec![config.clone().cores(1).fanout(group); config.cores - 1]
 }
 
+/// Opens and configures the socket, in the order that the kernel requires.
 fn open_socket(
     config: &PacketConfig,
     interface: &Interface,
@@ -393,19 +468,6 @@ fn open_socket(
             Receiver::Ring(RingReader::new(ring))
         }
     };
-    // Neighbour discovery uses multicast groups that the NIC may filter out.
-    socket
-        .add_membership(interface.index, libc::PACKET_MR_ALLMULTI)
-        .map_err(step("receive all multicast groups (PACKET_MR_ALLMULTI)"))?;
-    if config.promiscuous {
-        socket
-            .add_membership(interface.index, libc::PACKET_MR_PROMISC)
-            .map_err(step("turn on promiscuous mode"))?;
-    }
-    socket.bind(interface.index).map_err(step("bind a packet socket"))?;
-    if let Some(group) = config.fanout {
-        socket.join_fanout(Some(group)).map_err(step("join the fanout group"))?;
-    }
     Ok((socket, receiver))
 }
 

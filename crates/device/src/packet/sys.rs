@@ -26,6 +26,11 @@ pub struct Socket(OwnedFd);
 /// Fanout flag that the `libc` crate does not have yet: the kernel chooses the group.
 const PACKET_FANOUT_FLAG_UNIQUEID: libc::c_uint = 0x2000;
 
+/// A protocol that no program uses: the first of IEEE 802 for local experiments. No protocol at all
+/// would keep the current one.
+#[cfg(feature = "xdp")]
+const UNUSED_PROTOCOL: u16 = 0x88b5;
+
 impl Socket {
     /// Opens a socket that receives nothing until it is bound.
     pub fn open() -> io::Result<Self> {
@@ -92,12 +97,29 @@ impl Socket {
         self.set_option(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
     }
 
+    /// Second descriptor of the socket.
+    #[cfg(feature = "xdp")]
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self(self.0.try_clone()?))
+    }
+
     /// Starts to receive every protocol from the interface.
     pub fn bind(&self, index: u32) -> io::Result<()> {
+        self.bind_to(index, libc::ETH_P_ALL as u16)
+    }
+
+    /// Stops receiving. Frames that have arrived stay readable. Waits until no processor hands a
+    /// frame to the socket.
+    #[cfg(feature = "xdp")]
+    pub fn unbind(&self, index: u32) -> io::Result<()> {
+        self.bind_to(index, UNUSED_PROTOCOL)
+    }
+
+    fn bind_to(&self, index: u32, protocol: u16) -> io::Result<()> {
         // SAFETY: all zero is a valid `sockaddr_ll`.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
         address.sll_family = libc::AF_PACKET as libc::c_ushort;
-        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_protocol = protocol.to_be();
         address.sll_ifindex = index as i32;
         // SAFETY: the address is live and of the length given.
         check(unsafe {

@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use aya::maps::MapError;
+#[cfg(feature = "packet")]
+use rustix::event::epoll;
 use tidegate_memory::Arena;
 
 use super::BusyPoll;
@@ -14,6 +16,8 @@ use super::queue::{Polling, Queue};
 use super::rx_missed::RxMissedCounters;
 use super::segment_sender::SegmentSender;
 use super::softirq_mode::{CHECK_INTERVAL, SoftirqMode};
+#[cfg(feature = "packet")]
+use super::streams::TrafficTotals;
 use super::traffic::TrafficMonitor;
 use crate::{Burst, Capabilities, Device, DeviceCounters};
 
@@ -27,10 +31,16 @@ const LARGE_BURST_FRAMES: usize = 16;
 /// Consecutive large bursts after which the device is busy.
 const BUSY_LARGE_BURSTS: u32 = 8;
 
+/// Data of the interim device's descriptor in the epoll instance of a device.
+#[cfg(feature = "packet")]
+const INTERIM_EVENT: u64 = u64::MAX - 1;
+
 /// Data path of open queues: attach mode, copy mode, busy polling.
 #[derive(Clone, Copy)]
 pub(super) struct DataPath {
     pub(super) native: bool,
+    /// The attach mode changes with the traffic.
+    pub(super) changes_mode: bool,
     pub(super) zero_copy: bool,
     /// Frames that stand for several TCP segments are split.
     pub(super) splits: bool,
@@ -155,8 +165,57 @@ impl CoreQueues {
         self.rx_missed.read()
     }
 
+    /// True if the attach mode may change.
+    #[cfg(feature = "packet")]
+    pub(super) fn changes_mode(&self) -> bool {
+        self.data_path.changes_mode
+    }
+
+    /// Makes the device sleepers wake for this descriptor, too.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    #[cfg(feature = "packet")]
+    pub(super) fn wake_for(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(INTERIM_EVENT);
+        Ok(epoll::add(&self.readiness, fd, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Records that the attach mode has changed, and with it the NAPI instances.
+    #[cfg(feature = "packet")]
+    pub(super) fn on_mode_change(&mut self, native: bool, napis: Vec<u32>) -> io::Result<()> {
+        self.data_path.native = native;
+        if let Some(poller) = &mut self.poller
+            && poller.replace_napis(napis).is_err()
+        {
+            // Softirqs run the driver's receive path.
+            self.poller = None;
+        }
+        self.traffic.set_heavy();
+        self.apply_traffic_mode()?;
+        self.poll_driver()
+    }
+
+    /// Traffic so far.
+    #[cfg(feature = "packet")]
+    pub(super) fn traffic_totals(&self) -> TrafficTotals {
+        let mut totals = TrafficTotals::default();
+        self.queues.iter().for_each(|queue| queue.add_traffic(&mut totals));
+        totals.sent_bytes += self.segment_sender.as_ref().map_or(0, SegmentSender::sent_bytes);
+        totals
+    }
+
+    /// False while the driver has nothing to poll: the kernel hands frames of local peers to a
+    /// generic program without it.
+    fn has_driver_polls(&self) -> bool {
+        self.data_path.native || !self.data_path.changes_mode
+    }
+
     /// Runs the driver's receive path once.
     fn poll_driver(&mut self) -> io::Result<()> {
+        if !self.has_driver_polls() {
+            return Ok(());
+        }
         if let Some(poller) = &mut self.poller {
             return poller.poll_short();
         }
@@ -173,7 +232,9 @@ impl CoreQueues {
     fn is_polling(&self) -> bool {
         let deferral = self.irq_deferral.as_ref();
         let has_interrupts = || deferral.is_some_and(|deferral| !deferral.is_pending());
-        !self.is_in_softirq_mode() && (self.traffic.is_heavy() || !has_interrupts())
+        self.has_driver_polls()
+            && !self.is_in_softirq_mode()
+            && (self.traffic.is_heavy() || !has_interrupts())
     }
 
     /// Lets the device's settings take effect that were changed since the last call.
@@ -198,7 +259,7 @@ impl CoreQueues {
 
     /// Switches the driver between polls and interrupts, according to the traffic.
     fn apply_traffic_mode(&mut self) -> io::Result<()> {
-        if self.is_in_softirq_mode() {
+        if self.is_in_softirq_mode() || !self.has_driver_polls() {
             return Ok(());
         }
         let heavy = self.traffic.is_heavy();
@@ -315,7 +376,11 @@ impl CoreQueues {
     }
 
     fn detail(&self) -> String {
-        let mut parts = vec![if self.data_path.native { "native" } else { "generic" }.to_string()];
+        let mode = if self.data_path.native { "native" } else { "generic" };
+        let mut parts = vec![match self.data_path.changes_mode {
+            true => format!("{mode} now, generic for streams"),
+            false => mode.to_string(),
+        }];
         parts.push(if self.data_path.zero_copy { "zero-copy" } else { "copy" }.to_string());
         if let Some(settings) = &self.data_path.busy_poll {
             parts.push(if self.poller.is_some() {
@@ -334,7 +399,7 @@ impl CoreQueues {
         if self.data_path.local_peers {
             parts.push("unfilled checksums of local senders accepted".to_string());
         }
-        if self.data_path.splits {
+        if self.data_path.splits && !self.data_path.native {
             parts.push("TCP segmented on receive, UDP not".to_string());
         }
         if self.segment_sender.is_some() {

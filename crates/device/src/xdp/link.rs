@@ -41,6 +41,12 @@ impl XdpLink {
         sys::update_link(self.fd.as_fd(), program)
     }
 
+    /// Detaches the program, also if another process has a copy of the link, and ends the link.
+    #[cfg(feature = "packet")]
+    pub(super) fn detach(self) -> io::Result<()> {
+        sys::detach_link(self.fd.as_fd())
+    }
+
     /// True if the program runs in the driver, false if in front of the kernel's stack.
     pub fn native(&self) -> bool {
         self.native

@@ -19,6 +19,8 @@ mod guard;
 mod holder;
 mod irq_deferral;
 mod link;
+#[cfg(feature = "packet")]
+mod mode_change;
 mod napi;
 mod open;
 mod poll_ring;
@@ -31,6 +33,8 @@ mod segment_sender;
 mod socket;
 mod softirq_mode;
 mod steering;
+#[cfg(feature = "packet")]
+mod streams;
 mod sys;
 mod traffic;
 mod umem;
@@ -46,6 +50,8 @@ use self::core_queues::CoreQueues;
 pub use self::error::XdpError;
 pub use self::guard::XdpGuard;
 pub use self::link::XdpLink;
+#[cfg(feature = "packet")]
+use self::mode_change::ModeSwitch;
 pub use self::napi::NapiPoller;
 use self::open::QueueOffer;
 #[cfg(feature = "packet")]
@@ -90,6 +96,9 @@ pub struct XdpDevice {
     program: SteeringProgram,
     /// Queues for the other network cores, until they are offered.
     offered: Vec<QueueOffer>,
+    /// Changes the attach mode, where that pays.
+    #[cfg(feature = "packet")]
+    mode_switch: Option<ModeSwitch>,
 }
 
 /// Steering program loaded into the kernel, without a device.
@@ -182,13 +191,49 @@ impl XdpDevice {
     }
 }
 
+#[cfg(feature = "packet")]
+impl XdpDevice {
+    /// Changes the attach mode if the traffic asks for it, after a burst of `received` frames.
+    /// Meanwhile appends up to `quota` frames of the interim device to `burst`; returns their number.
+    #[inline]
+    fn follow_traffic(
+        &mut self,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        quota: usize,
+        received: usize,
+    ) -> io::Result<usize> {
+        let Some(switch) = &mut self.mode_switch else { return Ok(0) };
+        if switch.is_due(received) {
+            let totals = self.queues.traffic_totals();
+            switch.check(&mut self.program, totals, self.queues.has_total_limit());
+        }
+        if !switch.is_changing() {
+            return Ok(0);
+        }
+        if let Some(changed) = switch.poll_change(&mut self.program) {
+            let native = self.program.link().is_some_and(XdpLink::native);
+            self.queues.on_mode_change(native, changed.napis)?;
+            switch.restart(self.queues.traffic_totals());
+        }
+        let count = switch.receive(arena, burst, quota)?;
+        if count == 0 && quota > 0 {
+            switch.on_drained();
+        }
+        Ok(count)
+    }
+}
+
 impl Device for XdpDevice {
     fn capabilities(&self) -> &Capabilities {
         self.queues.capabilities()
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
-        self.queues.receive(arena, burst, quota)
+        let received = self.queues.receive(arena, burst, quota)?;
+        #[cfg(feature = "packet")]
+        let received = received + self.follow_traffic(arena, burst, quota - received, received)?;
+        Ok(received)
     }
 
     fn set_idle_polls(&mut self, allowed: bool) {
@@ -235,6 +280,10 @@ impl Device for XdpDevice {
 
     fn counters(&mut self) -> DeviceCounters {
         let mut counters = self.queues.counters();
+        #[cfg(feature = "packet")]
+        if let Some(switch) = &mut self.mode_switch {
+            counters.add(&switch.counters());
+        }
         // An error of the kernel cannot be handled here; the drops stay uncounted.
         for class in self.counts().unwrap_or_default() {
             let drops = &mut counters.drops;
@@ -245,7 +294,15 @@ impl Device for XdpDevice {
         counters
     }
 
-    fn close_for_handover(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<HandoverState> {
+    fn close_for_handover(
+        mut self: Box<Self>,
+        arena: &mut Arena,
+        keep: bool,
+    ) -> Option<HandoverState> {
+        #[cfg(feature = "packet")]
+        if let Some(mut switch) = self.mode_switch.take() {
+            switch.finish(&mut self.program);
+        }
         let Self { queues, mut program, .. } = *self;
         if !(keep && program.start_dropping().is_ok()) {
             program.detach();

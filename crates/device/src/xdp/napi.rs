@@ -65,6 +65,8 @@ pub struct NapiPoller {
     rings: [PollRing; 3],
     /// For short polls that end with the first frame.
     until_arrival: Option<PollRing>,
+    /// IDs of the NAPI instances.
+    napis: Vec<u32>,
     pacer: PollPacer,
 }
 
@@ -136,18 +138,30 @@ impl NapiPoller {
             let napis = NetdevSocket::open()?.napis(interface_index)?;
             io::Result::Ok(napis.iter().map(|napi| napi.id).collect())
         };
-        let napis = &napis.map_or_else(of_interface, |napis| Ok(napis.to_vec()))?;
+        let napis = napis.map_or_else(of_interface, |napis| Ok(napis.to_vec()))?;
         if napis.is_empty() {
             return Err(io::ErrorKind::NotFound.into());
         }
         let [short, medium, long] =
-            PollTime::ALL.map(|poll_time| PollRing::for_time(napis, poll_time.duration()));
+            PollTime::ALL.map(|poll_time| PollRing::for_time(&napis, poll_time.duration()));
         let until_arrival = match sockets {
             [] => None,
-            _ => Some(PollRing::until_arrival(napis, PollTime::Short.duration(), sockets)?),
+            _ => Some(PollRing::until_arrival(&napis, PollTime::Short.duration(), sockets)?),
         };
         let rings = [short?, medium?, long?];
-        Ok(Self { rings, until_arrival, pacer: PollPacer::new() })
+        Ok(Self { rings, until_arrival, napis, pacer: PollPacer::new() })
+    }
+
+    /// Polls other NAPI instances from now on: those that the driver has made in place of the
+    /// former. To be called by the thread that polls.
+    ///
+    /// # Errors
+    /// The kernel refuses; the poller is then of no use.
+    pub(super) fn replace_napis(&mut self, napis: Vec<u32>) -> io::Result<()> {
+        let mut rings = self.rings.iter().chain(&self.until_arrival);
+        rings.try_for_each(|ring| ring.replace_napis(&self.napis, &napis))?;
+        (self.napis, self.pacer) = (napis, PollPacer::new());
+        Ok(())
     }
 
     /// Returns true if a poll is due after a burst of `frames` out of at most `quota`.

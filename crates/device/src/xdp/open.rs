@@ -13,6 +13,8 @@ use super::config::TargetInterface;
 use super::core_queues::{CoreQueues, DataPath, OpenedQueues};
 use super::holder;
 use super::irq_deferral::IrqDeferral;
+#[cfg(feature = "packet")]
+use super::mode_change::ModeSwitch;
 use super::napi::NapiPoller;
 use super::program::{SocketMap, SteeringProgram};
 use super::queue::{Queue, QueueSettings};
@@ -38,7 +40,13 @@ pub(super) fn open(
     };
     let was_attached = program.link().is_some();
     match take_into_service(config, target, &mut program, arena) {
-        Ok((queues, offered)) => Ok(XdpDevice { queues, program, offered }),
+        Ok(service) => Ok(XdpDevice {
+            queues: service.queues,
+            program,
+            offered: service.offered,
+            #[cfg(feature = "packet")]
+            mode_switch: service.mode_switch,
+        }),
         Err(error) => {
             if !was_attached {
                 program.detach();
@@ -71,7 +79,8 @@ impl QueueOffer {
     pub(super) fn open(mut self, arena: &mut Arena) -> Result<CoreQueues, XdpError> {
         let Self { config, target, native, copying, .. } = &self;
         let sockets = bind_all(config, target, &Umem::from_arena(arena), *copying)?;
-        let opened = open_queues(config, target, (*native, *copying), sockets, arena)?;
+        let modes = Modes { native: *native, changes: false };
+        let opened = open_queues(config, target, (modes, *copying), sockets, arena)?;
         let queues = CoreQueues::new(opened);
         let set = queues.set_sockets(&self.target.queues, &mut self.sockets);
         set.inspect_err(|_| arena.reclaim_all())?;
@@ -79,32 +88,61 @@ impl QueueOffer {
     }
 }
 
-/// Attaches the program and opens the queues of the first network core. Also returns those of the
-/// others.
+/// Parts of a device in service.
+struct Service {
+    queues: CoreQueues,
+    /// Queues of the other network cores.
+    offered: Vec<QueueOffer>,
+    #[cfg(feature = "packet")]
+    mode_switch: Option<ModeSwitch>,
+}
+
+/// Attach mode of the program.
+#[derive(Clone, Copy)]
+struct Modes {
+    native: bool,
+    /// The mode changes with the traffic.
+    changes: bool,
+}
+
+/// Attaches the program and opens the queues of the first network core.
 fn take_into_service(
     config: XdpConfig,
     target: TargetInterface,
     program: &mut SteeringProgram,
     arena: &mut Arena,
-) -> Result<(CoreQueues, Vec<QueueOffer>), XdpError> {
+) -> Result<Service, XdpError> {
     if let Some(&queue) = target.queues.iter().find(|&&queue| queue >= program.max_queues()) {
         let interface = target.name.clone();
         return Err(XdpError::NoQueue { interface, queue, active: program.max_queues() });
     }
-    let native = match program.link() {
-        Some(link) => link.native(),
+    let (native, is_choice) = match program.link() {
+        Some(link) => (link.native(), config.mode == AttachMode::Auto),
         None => {
             let link = |native| program.attach(target.index, native);
-            attach(link, config.mode, (&target.name, target.index), RequiredCapabilities::XDP)?
+            let interface = (&target.name[..], target.index);
+            let native = attach(link, config.mode, interface, RequiredCapabilities::XDP)?;
+            (native, native && config.mode == AttachMode::Auto)
         }
     };
+    #[cfg(feature = "packet")]
+    let mode_switch =
+        is_choice.then(|| ModeSwitch::open(&target, &config.steering, arena)).flatten();
+    #[cfg(feature = "packet")]
+    let modes = Modes { native, changes: mode_switch.is_some() };
+    #[cfg(not(feature = "packet"))]
+    let modes = Modes { native, changes: false };
     let mut parts = target.share_out(config.cores, config.busy_poll.is_some()).into_iter();
     let own = parts
         .next()
         .ok_or_else(|| XdpError::InvalidQueues { interface: config.interface.clone() })?;
-    let (sockets, copying) = bind(&config, &own, &Umem::from_arena(arena), native)?;
-    let opened = open_queues(&config, &own, (native, copying), sockets, arena)?;
+    let (sockets, copying) = bind(&config, &own, &Umem::from_arena(arena), modes)?;
+    let opened = open_queues(&config, &own, (modes, copying), sockets, arena)?;
     let queues = CoreQueues::new(opened);
+    #[cfg(feature = "packet")]
+    let mode_switch = mode_switch.filter(|switch| {
+        queues.changes_mode() && switch.wake_fd().is_some_and(|fd| queues.wake_for(fd).is_ok())
+    });
     // The rules first, the sockets last, so that no frame is redirected by an incomplete set of
     // rules.
     let started = program.set_steering(&config.steering).and_then(|()| {
@@ -120,7 +158,12 @@ fn take_into_service(
             .collect()
     });
     match offered {
-        Ok(offered) => Ok((queues, offered)),
+        Ok(offered) => Ok(Service {
+            queues,
+            offered,
+            #[cfg(feature = "packet")]
+            mode_switch,
+        }),
         Err(error) => {
             drop(queues);
             arena.reclaim_all();
@@ -133,7 +176,7 @@ fn take_into_service(
 fn open_queues(
     config: &XdpConfig,
     target: &TargetInterface,
-    (native, copying): (bool, Copying),
+    (modes, copying): (Modes, Copying),
     sockets: Vec<XdpSocket>,
     arena: &mut Arena,
 ) -> Result<OpenedQueues, XdpError> {
@@ -148,7 +191,8 @@ fn open_queues(
     let readiness = readiness(&sockets)
         .map_err(|source| XdpError::Interface { interface: target.name.clone(), source })?;
     let data_path = DataPath {
-        native,
+        native: modes.native,
+        changes_mode: modes.changes && copying == Copying::MultiBuffer,
         zero_copy: copying == Copying::None,
         splits: copying == Copying::MultiBuffer,
         local_peers: target.has_local_peers,
@@ -299,18 +343,19 @@ fn bind(
     config: &XdpConfig,
     target: &TargetInterface,
     umem: &Umem,
-    native: bool,
+    modes: Modes,
 ) -> Result<(Vec<XdpSocket>, Copying), XdpError> {
     // A native program makes the kernel segment before the frames reach the driver. The generic
     // path takes frames of local senders as they are.
-    let modes: &[Copying] = match (config.copy, native) {
+    let takes_large_frames = !modes.native || modes.changes;
+    let ways: &[Copying] = match (config.copy, takes_large_frames) {
         (CopyMode::ZeroCopy, _) => &[Copying::None],
-        (CopyMode::Auto, true) => &[Copying::None, Copying::SingleBuffer],
-        (CopyMode::Copy, true) => &[Copying::SingleBuffer],
-        (_, false) => &[Copying::MultiBuffer, Copying::SingleBuffer],
+        (_, true) => &[Copying::MultiBuffer, Copying::SingleBuffer],
+        (CopyMode::Auto, false) => &[Copying::None, Copying::SingleBuffer],
+        (CopyMode::Copy, false) => &[Copying::SingleBuffer],
     };
     let mut refusal = None;
-    for &copying in modes {
+    for &copying in ways {
         match bind_all(config, target, umem, copying) {
             Ok(sockets) => return Ok((sockets, copying)),
             // The last attempt reports the error, unless the copy mode was the cause.

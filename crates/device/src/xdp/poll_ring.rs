@@ -13,6 +13,9 @@ use io_uring::{IoUring, cqueue, opcode};
 
 use super::sys;
 
+/// `IORING_REGISTER_NAPI` of `linux/io_uring.h`.
+const REGISTER_NAPI: u8 = 27;
+
 /// Ring of one poll time.
 pub(super) struct PollRing {
     ring: IoUring,
@@ -55,9 +58,30 @@ impl PollRing {
             .set_prefer_busy_poll(true);
         submitter.register_napi(&mut napi.set_tracking(NapiTracking::Static))?;
         napis.iter().try_for_each(|&napi| submitter.register_napi_add_id(napi))?;
-        let requests = [opcode::PollAdd::CODE, opcode::PollRemove::CODE];
-        submitter.register_restrictions(&mut requests.map(Restriction::sqe_op))?;
+        let mut permitted = [
+            Restriction::sqe_op(opcode::PollAdd::CODE),
+            Restriction::sqe_op(opcode::PollRemove::CODE),
+            Restriction::register_op(REGISTER_NAPI),
+        ];
+        submitter.register_restrictions(&mut permitted)?;
         Ok(Self { ring, poll_time: poll_time.into(), sockets, is_enabled: false })
+    }
+
+    /// Polls the NAPI instances `new` instead of `old`, which may be gone. A ring that belongs to
+    /// another thread stays as it is.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn replace_napis(&self, old: &[u32], new: &[u32]) -> io::Result<()> {
+        let submitter = self.ring.submitter();
+        for &napi in old {
+            let _ = submitter.register_napi_del_id(napi);
+        }
+        let mut added = new.iter().map(|&napi| submitter.register_napi_add_id(napi));
+        added.try_for_each(|added| match added {
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+            other => other,
+        })
     }
 
     fn enable(&mut self) -> io::Result<()> {
@@ -173,6 +197,19 @@ mod tests {
                 "{result:?}"
             );
         }
+    }
+
+    #[test]
+    fn enabled_ring_polls_other_instances() {
+        let Some((mut ring, mut ends)) = ring() else { return };
+        ends[0].write_all(b"x").unwrap();
+        ring.wait().unwrap();
+        let (first, second) = (u32::MAX - 1, u32::MAX);
+        ring.replace_napis(&[], &[first]).unwrap();
+        ring.replace_napis(&[first], &[second]).unwrap();
+        let napis = ring.ring.submitter();
+        assert!(napis.register_napi_del_id(first).is_err(), "it is not polled any more");
+        napis.register_napi_del_id(second).unwrap();
     }
 
     #[test]

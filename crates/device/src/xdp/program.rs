@@ -83,7 +83,7 @@ impl SteeringProgram {
         })
     }
 
-    fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+    pub(super) fn fd(&self) -> io::Result<BorrowedFd<'_>> {
         let program: &Xdp = self
             .ebpf
             .program("steer")
@@ -115,6 +115,19 @@ impl SteeringProgram {
     /// Link to the interface; `None` while detached.
     pub(super) fn link(&self) -> Option<&XdpLink> {
         self.link.as_ref()
+    }
+
+    /// Takes the link, which the program needs no more or is to get again by
+    /// [`SteeringProgram::set_link`].
+    #[cfg(feature = "packet")]
+    pub(super) fn take_link(&mut self) -> Option<XdpLink> {
+        self.link.take()
+    }
+
+    /// Sets a new link of the program.
+    #[cfg(feature = "packet")]
+    pub(super) fn set_link(&mut self, link: XdpLink) {
+        self.link = Some(link);
     }
 
     /// Detaches the program. The program stays loaded; its rules are removed, and its limits reset.

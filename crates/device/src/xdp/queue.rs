@@ -10,6 +10,8 @@ use tidegate_wire::DropReason::{
 };
 
 use super::socket::{Kick, XdpSocket};
+#[cfg(feature = "packet")]
+use super::streams::TrafficTotals;
 use super::sys::Descriptor;
 use crate::buffer::LINK_HEADER_BYTES;
 use crate::segments::{Segments, Splitter};
@@ -62,6 +64,8 @@ pub(super) struct Queue {
     lent_target: u32,
     /// Time since which the driver has sent no frame although frames are pending.
     stalled_since: Option<Instant>,
+    /// Frames that the kernel has delivered, each before it is split.
+    arrived: u64,
     received: u64,
     received_bytes: u64,
     pushed: u64,
@@ -83,6 +87,7 @@ impl Queue {
             continues: 0,
             lent: 0,
             stalled_since: None,
+            arrived: 0,
             received: 0,
             received_bytes: 0,
             pushed: 0,
@@ -181,6 +186,7 @@ impl Queue {
         if self.local_peers {
             frame.set_checksum(local_checksum(arena.bytes(&frame)));
         }
+        self.arrived += 1;
         self.received_bytes += u64::from(descriptor.len);
         burst.push_back(frame);
         true
@@ -202,6 +208,7 @@ impl Queue {
         if self.continues != 0 {
             return;
         }
+        self.arrived += 1;
         let mtu = self.mtu;
         let begins = self.splitter.begin(arena.max_data_bytes(), |frame| {
             Segments::for_mtu(frame, mtu).filter(|segments| segments.is_unfilled(frame))
@@ -341,6 +348,15 @@ impl Queue {
         }
         self.socket.poll_driver()?;
         Ok(self.socket.receive.available(1) == 0)
+    }
+
+    /// Adds the traffic so far.
+    #[cfg(feature = "packet")]
+    pub(super) fn add_traffic(&self, total: &mut TrafficTotals) {
+        total.arrived_frames += self.arrived;
+        total.received_bytes += self.received_bytes;
+        total.sent_bytes += self.pushed_bytes;
+        total.unsplit_frames += self.drops.get(FrameTooLong);
     }
 
     /// Adds this queue's counters, including the kernel's.

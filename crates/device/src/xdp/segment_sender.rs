@@ -108,6 +108,11 @@ impl SegmentSender {
         Some(run.count)
     }
 
+    /// Bytes of the frames sent so far.
+    pub(super) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
     pub(super) fn add_counters(&self, counters: &mut DeviceCounters) {
         counters.transmitted += self.sent;
         counters.transmitted_bytes += self.sent_bytes;

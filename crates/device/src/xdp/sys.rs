@@ -18,6 +18,7 @@ const BPF_PROG_TEST_RUN: libc::c_int = 10;
 const BPF_LINK_CREATE: libc::c_int = 28;
 /// `BPF_LINK_UPDATE` of `linux/bpf.h`.
 const BPF_LINK_UPDATE: libc::c_int = 29;
+const BPF_LINK_DETACH: libc::c_int = 34;
 /// `BPF_XDP` of `enum bpf_attach_type` in `linux/bpf.h`.
 const BPF_XDP: u32 = 37;
 /// `SIOCETHTOOL` of `linux/sockios.h`.
@@ -312,6 +313,21 @@ pub(super) fn create_xdp_link(
     }
     // SAFETY: the call succeeded, so this is a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
+}
+
+/// Detaches the program of a BPF link (`BPF_LINK_DETACH`), whoever else has the link.
+pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut link_fd = link.as_raw_fd() as u32;
+    // SAFETY: the command reads the number of a descriptor from a live integer of the length given.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_LINK_DETACH,
+            &raw mut link_fd,
+            size_of::<u32>() as libc::c_uint,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Replaces the program of a BPF link (`BPF_LINK_UPDATE`).

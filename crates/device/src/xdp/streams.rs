@@ -1,0 +1,281 @@
+//! Choice of the attach mode on a veth, by what the device moves.
+//!
+//! A native program takes a frame for less, and holds under a flood. But it makes peers on this
+//! machine send every segment as a frame of its own, since the driver cannot hand larger ones to
+//! it. A generic program takes frames of 64 KiB: it moves streams of bytes faster, in both
+//! directions.
+
+use std::time::{Duration, Instant};
+
+/// Duration of a measurement window.
+const WINDOW: Duration = Duration::from_millis(20);
+/// Consecutive windows with streams before the mode changes.
+const STREAM_WINDOWS: u32 = 2;
+/// Time without streams after which the native mode returns.
+const CALM: Duration = Duration::from_secs(1);
+/// Minimum rate of a stream, in bytes/s: a gigabit a second.
+const STREAM_BYTES_PER_SECOND: u64 = 125_000_000;
+/// Minimum bytes of a frame received from a stream: most are whole segments.
+const SEGMENT_BYTES: u64 = 1_000;
+/// Minimum bytes of a frame that stands for several segments, on average.
+const COALESCED_BYTES: u64 = 4_096;
+/// Minimum bytes sent for each frame received, by a stream whose peer acknowledges many segments at
+/// once: it receives them as one.
+const SENT_BYTES_PER_ACK: u64 = 8_192;
+/// Maximum rate of frames in generic mode: beyond, a native program takes them for less.
+const MAX_GENERIC_FRAMES_PER_SECOND: u64 = 60_000;
+/// First and last time for which the mode stays native after a flood of frames has ended the
+/// generic mode. Each time is twice the one before.
+const MIN_HOLD: Duration = Duration::from_secs(2);
+const MAX_HOLD: Duration = Duration::from_secs(128);
+
+/// Traffic of a device so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TrafficTotals {
+    /// Frames that the kernel has delivered, each before it is split.
+    pub(super) arrived_frames: u64,
+    pub(super) received_bytes: u64,
+    pub(super) sent_bytes: u64,
+    /// Frames of several packets that could not be split: datagrams.
+    pub(super) unsplit_frames: u64,
+}
+
+/// Attach mode of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// In the driver.
+    Native,
+    /// In front of the kernel's stack.
+    Generic,
+}
+
+/// Measures the traffic, and decides on the mode.
+#[derive(Debug)]
+pub(super) struct StreamMonitor {
+    window_start: Instant,
+    at_start: TrafficTotals,
+    /// Consecutive windows with streams.
+    stream_windows: u32,
+    /// End of the last window with streams.
+    last_stream: Instant,
+    /// Earliest time of the generic mode; `None`: never.
+    not_before: Option<Instant>,
+    hold: Duration,
+}
+
+/// Rates of one window, per second, and the traffic in it.
+struct Window {
+    frames: TrafficTotals,
+    time: Duration,
+}
+
+impl Window {
+    fn per_second(&self, count: u64) -> u64 {
+        (u128::from(count) * 1_000_000_000 / self.time.as_nanos().max(1)) as u64
+    }
+
+    /// True if a stream of bytes is received or sent that the generic mode may move faster.
+    fn has_stream(&self, min_frame_bytes: u64) -> bool {
+        let TrafficTotals { arrived_frames, received_bytes, sent_bytes, .. } = self.frames;
+        let is_stream = |bytes, min_bytes_per_frame| {
+            self.per_second(bytes) >= STREAM_BYTES_PER_SECOND
+                && bytes >= min_bytes_per_frame * arrived_frames
+        };
+        is_stream(received_bytes, min_frame_bytes) || is_stream(sent_bytes, SENT_BYTES_PER_ACK)
+    }
+
+    fn has_flood(&self) -> bool {
+        self.per_second(self.frames.arrived_frames) > MAX_GENERIC_FRAMES_PER_SECOND
+            && self.frames.received_bytes < COALESCED_BYTES * self.frames.arrived_frames
+    }
+}
+
+impl StreamMonitor {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            window_start: now,
+            at_start: TrafficTotals::default(),
+            stream_windows: 0,
+            last_stream: now,
+            not_before: Some(now),
+            hold: MIN_HOLD,
+        }
+    }
+
+    /// Keeps the native mode for good.
+    pub(super) fn keep_native(&mut self) {
+        self.not_before = None;
+    }
+
+    /// True once the window is over, so that [`StreamMonitor::next_mode`] decides.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        now.duration_since(self.window_start) >= WINDOW
+    }
+
+    /// Begins a window after a change of the mode, with this traffic so far.
+    pub(super) fn restart(&mut self, totals: TrafficTotals, now: Instant) {
+        (self.at_start, self.window_start) = (totals, now);
+    }
+
+    /// Ends the window with this traffic so far. Returns the mode for the next one.
+    pub(super) fn next_mode(&mut self, mode: Mode, totals: TrafficTotals, now: Instant) -> Mode {
+        let before = self.at_start;
+        let frames = TrafficTotals {
+            arrived_frames: totals.arrived_frames - before.arrived_frames,
+            received_bytes: totals.received_bytes - before.received_bytes,
+            sent_bytes: totals.sent_bytes - before.sent_bytes,
+            unsplit_frames: totals.unsplit_frames - before.unsplit_frames,
+        };
+        let window = Window { frames, time: now.duration_since(self.window_start) };
+        self.restart(totals, now);
+        match mode {
+            Mode::Native => self.after_native(&window, now),
+            Mode::Generic => self.after_generic(&window, now),
+        }
+    }
+
+    fn after_native(&mut self, window: &Window, now: Instant) -> Mode {
+        self.stream_windows = match window.has_stream(SEGMENT_BYTES) {
+            true => self.stream_windows + 1,
+            false => 0,
+        };
+        let may_change = self.not_before.is_some_and(|not_before| now >= not_before);
+        if self.stream_windows < STREAM_WINDOWS || !may_change {
+            return Mode::Native;
+        }
+        self.last_stream = now;
+        Mode::Generic
+    }
+
+    fn after_generic(&mut self, window: &Window, now: Instant) -> Mode {
+        self.stream_windows = 0;
+        if window.frames.unsplit_frames > 0 {
+            // Datagrams of such frames are lost here, but not in native mode.
+            self.keep_native();
+            return Mode::Native;
+        }
+        if window.has_flood() {
+            self.not_before = self.not_before.map(|_| now + self.hold);
+            self.hold = (2 * self.hold).min(MAX_HOLD);
+            return Mode::Native;
+        }
+        if window.has_stream(COALESCED_BYTES) {
+            self.last_stream = now;
+        }
+        match now.duration_since(self.last_stream) >= CALM {
+            true => Mode::Native,
+            false => Mode::Generic,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Traffic of one second: frames that arrive, their bytes, and the bytes that are sent.
+    type PerSecond = (u64, u64, u64);
+
+    const IDLE: PerSecond = (0, 0, 0);
+    const REQUESTS: PerSecond = (150_000, 15_000_000, 15_000_000);
+    const STREAM_IN: PerSecond = (600_000, 900_000_000, 20_000_000);
+    const COALESCED_IN: PerSecond = (30_000, 1_500_000_000, 2_000_000);
+    const STREAM_OUT: PerSecond = (40_000, 3_000_000, 2_000_000_000);
+    const STREAM_OUT_IN_FRAMES: PerSecond = (400_000, 26_000_000, 1_200_000_000);
+    const FLOOD_AND_STREAM: PerSecond = (500_000, 300_000_000, 2_000_000);
+
+    struct Device {
+        monitor: StreamMonitor,
+        mode: Mode,
+        totals: TrafficTotals,
+        now: Instant,
+    }
+
+    impl Device {
+        fn new() -> Self {
+            let now = Instant::now();
+            let (monitor, mode) = (StreamMonitor::new(now), Mode::Native);
+            Self { monitor, mode, totals: TrafficTotals::default(), now }
+        }
+
+        /// Offers traffic for some milliseconds; returns the modes that the device changes to.
+        fn offer(&mut self, (frames, received, sent): PerSecond, ms: u64) -> Vec<Mode> {
+            let mut changes = Vec::new();
+            for _ in 0..ms {
+                self.now += Duration::from_millis(1);
+                self.totals.arrived_frames += frames / 1_000;
+                self.totals.received_bytes += received / 1_000;
+                self.totals.sent_bytes += sent / 1_000;
+                if self.monitor.is_due(self.now) {
+                    let next = self.monitor.next_mode(self.mode, self.totals, self.now);
+                    if std::mem::replace(&mut self.mode, next) != next {
+                        changes.push(next);
+                    }
+                }
+            }
+            changes
+        }
+
+        /// Offers traffic until the mode changes; returns the mode and the milliseconds until then.
+        fn offer_until_change(&mut self, traffic: PerSecond) -> (Mode, u64) {
+            for ms in 1..1_000_000 {
+                if let [mode] = self.offer(traffic, 1)[..] {
+                    return (mode, ms);
+                }
+            }
+            panic!("the mode stays {:?}", self.mode)
+        }
+    }
+
+    #[test]
+    fn streams_change_to_generic_mode_and_their_end_back() {
+        for (stream, in_generic) in [(STREAM_IN, COALESCED_IN), (STREAM_OUT, STREAM_OUT)] {
+            let mut device = Device::new();
+            assert_eq!(device.offer(REQUESTS, 500), []);
+            assert_eq!(device.offer(stream, 25), [], "a burst is no stream");
+            assert_eq!(device.offer_until_change(stream), (Mode::Generic, 15));
+            assert_eq!(device.offer(in_generic, 5_000), []);
+            assert_eq!(device.offer(IDLE, 900), [], "a pause");
+            assert_eq!(device.offer(in_generic, 100), []);
+            assert_eq!(device.offer_until_change(IDLE), (Mode::Native, 1_000));
+            assert_eq!(device.offer_until_change(stream), (Mode::Generic, 40));
+        }
+    }
+
+    #[test]
+    fn frames_of_their_own_stay_in_native_mode() {
+        for traffic in [REQUESTS, STREAM_OUT_IN_FRAMES, FLOOD_AND_STREAM] {
+            assert_eq!(Device::new().offer(traffic, 1_000), [], "{traffic:?}");
+        }
+    }
+
+    #[test]
+    fn flood_ends_generic_mode_for_longer_each_time() {
+        let mut device = Device::new();
+        for seconds in [0, 2, 4, 8, 16, 32, 64, 128, 128] {
+            let (mode, after_ms) = device.offer_until_change(STREAM_IN);
+            assert_eq!((mode, after_ms), (Mode::Generic, (1_000 * seconds).max(40)));
+            assert_eq!(device.offer(COALESCED_IN, 1_000), []);
+            assert_eq!(device.offer_until_change(FLOOD_AND_STREAM), (Mode::Native, 20));
+        }
+    }
+
+    #[test]
+    fn datagrams_that_cannot_be_split_end_generic_mode_for_good() {
+        let mut device = Device::new();
+        device.offer_until_change(STREAM_IN);
+        device.totals.unsplit_frames += 1;
+        assert_eq!(device.offer_until_change(COALESCED_IN), (Mode::Native, 20));
+        assert_eq!(device.offer(STREAM_IN, 600_000), []);
+    }
+
+    #[test]
+    fn traffic_of_a_change_counts_for_neither_mode() {
+        let mut device = Device::new();
+        device.offer_until_change(STREAM_IN);
+        device.totals.arrived_frames += 60_000;
+        device.now += Duration::from_millis(100);
+        device.monitor.restart(device.totals, device.now);
+        assert_eq!(device.offer(COALESCED_IN, 100), []);
+    }
+}
