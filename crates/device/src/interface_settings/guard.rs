@@ -145,6 +145,12 @@ impl SettingsGuard {
         (guard, theirs)
     }
 
+    /// True if the settings are those of the interface, not of its NAPI instances.
+    #[cfg(all(feature = "packet", feature = "xdp"))]
+    pub(crate) fn is_of_interface(&self) -> bool {
+        !matches!(self.changed, Settings::Napis(_))
+    }
+
     /// Values before the change.
     #[cfg(test)]
     pub(crate) fn original(&self) -> &Settings {

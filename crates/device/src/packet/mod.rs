@@ -93,6 +93,9 @@ pub struct PacketDevice {
     /// Devices for the other network cores, until they are offered.
     offered: Vec<PacketConfig>,
     interface_index: u32,
+    /// Frames read by `recvmmsg`, each before it is split.
+    #[cfg(feature = "xdp")]
+    arrived: u64,
 }
 
 /// Start and end of what a packet device receives. Both may wait for other processors.
@@ -141,8 +144,8 @@ impl PacketDevice {
         device.start(config)
     }
 
-    /// Opens a device for own addresses that receives nothing yet. Its frames go through
-    /// [`PacketDevice::reception`].
+    /// Opens a device for own addresses that receives nothing before
+    /// [`PacketReception::start`].
     ///
     /// # Errors
     /// As [`PacketDevice::open`].
@@ -152,6 +155,12 @@ impl PacketDevice {
         arena: &mut Arena,
     ) -> Result<Self, PacketError> {
         Self::open_stopped_with(config, None, arena)
+    }
+
+    /// Frames that the kernel has delivered, each before it is split, and their bytes.
+    #[cfg(feature = "xdp")]
+    pub(crate) fn arrived(&self) -> (u64, u64) {
+        (self.arrived, self.counters.received_bytes)
     }
 
     /// Start and end of receiving, for another thread.
@@ -263,6 +272,8 @@ impl PacketDevice {
             gro_limit,
             offered: Vec::new(),
             interface_index: interface.index,
+            #[cfg(feature = "xdp")]
+            arrived: 0,
         })
     }
 
@@ -342,6 +353,10 @@ impl PacketDevice {
     fn accept_message(&mut self, arena: &mut Arena, frame: Frame) -> Option<Frame> {
         let at = self.next_unread;
         self.next_unread += 1;
+        #[cfg(feature = "xdp")]
+        {
+            self.arrived += 1;
+        }
         let received = self.batch.received_frame(at);
         let header = vnet::decode(&received.vnet, received.len);
         let is_single = !header.merged;

@@ -31,16 +31,14 @@ const LARGE_BURST_FRAMES: usize = 16;
 /// Consecutive large bursts after which the device is busy.
 const BUSY_LARGE_BURSTS: u32 = 8;
 
-/// Data of the interim device's descriptor in the epoll instance of a device.
+/// Data of the packet socket's descriptor in the epoll instance of a device.
 #[cfg(feature = "packet")]
-const INTERIM_EVENT: u64 = u64::MAX - 1;
+const PACKET_EVENT: u64 = u64::MAX - 1;
 
 /// Data path of open queues: attach mode, copy mode, busy polling.
 #[derive(Clone, Copy)]
 pub(super) struct DataPath {
     pub(super) native: bool,
-    /// The attach mode changes with the traffic.
-    pub(super) changes_mode: bool,
     pub(super) zero_copy: bool,
     /// Frames that stand for several TCP segments are split.
     pub(super) splits: bool,
@@ -67,6 +65,8 @@ pub(super) struct CoreQueues {
     traffic: TrafficMonitor,
     readiness: OwnedFd,
     data_path: DataPath,
+    /// No program is attached: the driver has no NAPI instance to poll.
+    is_detached: bool,
     rx_missed: RxMissedCounters,
     /// Number of times that the RX rings had fewer frames than the quota.
     times_emptied: u64,
@@ -109,6 +109,7 @@ impl CoreQueues {
             traffic: TrafficMonitor::new(),
             readiness,
             data_path,
+            is_detached: false,
             has_total_limit: false,
             allows_idle_polls: true,
             rx_missed,
@@ -165,26 +166,33 @@ impl CoreQueues {
         self.rx_missed.read()
     }
 
-    /// True if the attach mode may change.
+    /// True if interrupts are deferred by settings that outlast a NAPI instance.
     #[cfg(feature = "packet")]
-    pub(super) fn changes_mode(&self) -> bool {
-        self.data_path.changes_mode
+    pub(super) fn keeps_settings(&self) -> bool {
+        self.irq_deferral.as_ref().is_none_or(IrqDeferral::is_of_interface)
     }
 
-    /// Makes the device sleepers wake for this descriptor, too.
+    /// Makes a descriptor wake the device, too.
     ///
     /// # Errors
     /// The kernel has no memory.
     #[cfg(feature = "packet")]
     pub(super) fn wake_for(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(INTERIM_EVENT);
+        let data = epoll::EventData::new_u64(PACKET_EVENT);
         Ok(epoll::add(&self.readiness, fd, data, epoll::EventFlags::IN)?)
     }
 
-    /// Records that the attach mode has changed, and with it the NAPI instances.
+    /// Records that the program was detached, or attached again with these NAPI instances in the
+    /// place of the former.
+    ///
+    /// # Errors
+    /// The interface is gone.
     #[cfg(feature = "packet")]
-    pub(super) fn on_mode_change(&mut self, native: bool, napis: Vec<u32>) -> io::Result<()> {
-        self.data_path.native = native;
+    pub(super) fn on_attachment(&mut self, attached: bool, napis: Vec<u32>) -> io::Result<()> {
+        self.is_detached = !attached;
+        if !attached {
+            return Ok(());
+        }
         if let Some(poller) = &mut self.poller
             && poller.replace_napis(napis).is_err()
         {
@@ -205,15 +213,9 @@ impl CoreQueues {
         totals
     }
 
-    /// False while the driver has nothing to poll: the kernel hands frames of local peers to a
-    /// generic program without it.
-    fn has_driver_polls(&self) -> bool {
-        self.data_path.native || !self.data_path.changes_mode
-    }
-
     /// Runs the driver's receive path once.
     fn poll_driver(&mut self) -> io::Result<()> {
-        if !self.has_driver_polls() {
+        if self.is_detached {
             return Ok(());
         }
         if let Some(poller) = &mut self.poller {
@@ -232,7 +234,7 @@ impl CoreQueues {
     fn is_polling(&self) -> bool {
         let deferral = self.irq_deferral.as_ref();
         let has_interrupts = || deferral.is_some_and(|deferral| !deferral.is_pending());
-        self.has_driver_polls()
+        !self.is_detached
             && !self.is_in_softirq_mode()
             && (self.traffic.is_heavy() || !has_interrupts())
     }
@@ -259,7 +261,7 @@ impl CoreQueues {
 
     /// Switches the driver between polls and interrupts, according to the traffic.
     fn apply_traffic_mode(&mut self) -> io::Result<()> {
-        if self.is_in_softirq_mode() || !self.has_driver_polls() {
+        if self.is_detached || self.is_in_softirq_mode() {
             return Ok(());
         }
         let heavy = self.traffic.is_heavy();
@@ -376,11 +378,7 @@ impl CoreQueues {
     }
 
     fn detail(&self) -> String {
-        let mode = if self.data_path.native { "native" } else { "generic" };
-        let mut parts = vec![match self.data_path.changes_mode {
-            true => format!("{mode} now, generic for streams"),
-            false => mode.to_string(),
-        }];
+        let mut parts = vec![if self.data_path.native { "native" } else { "generic" }.to_string()];
         parts.push(if self.data_path.zero_copy { "zero-copy" } else { "copy" }.to_string());
         if let Some(settings) = &self.data_path.busy_poll {
             parts.push(if self.poller.is_some() {
@@ -399,7 +397,7 @@ impl CoreQueues {
         if self.data_path.local_peers {
             parts.push("unfilled checksums of local senders accepted".to_string());
         }
-        if self.data_path.splits && !self.data_path.native {
+        if self.data_path.splits {
             parts.push("TCP segmented on receive, UDP not".to_string());
         }
         if self.segment_sender.is_some() {

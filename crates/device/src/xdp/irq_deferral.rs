@@ -89,6 +89,12 @@ impl IrqDeferral {
         }
     }
 
+    /// True if the settings are those of the interface, which its NAPI instances inherit.
+    #[cfg(feature = "packet")]
+    pub(super) fn is_of_interface(&self) -> bool {
+        self.guard.is_of_interface()
+    }
+
     /// True while the restorer has a request to answer, so that the former timeout may be in force.
     #[inline]
     pub(super) fn is_pending(&self) -> bool {

@@ -19,10 +19,10 @@ mod guard;
 mod holder;
 mod irq_deferral;
 mod link;
-#[cfg(feature = "packet")]
-mod mode_change;
 mod napi;
 mod open;
+#[cfg(feature = "packet")]
+mod path_switch;
 mod poll_ring;
 mod program;
 mod queue;
@@ -50,12 +50,12 @@ use self::core_queues::CoreQueues;
 pub use self::error::XdpError;
 pub use self::guard::XdpGuard;
 pub use self::link::XdpLink;
-#[cfg(feature = "packet")]
-use self::mode_change::ModeSwitch;
 pub use self::napi::NapiPoller;
 use self::open::QueueOffer;
 #[cfg(feature = "packet")]
 pub(crate) use self::open::system_error;
+#[cfg(feature = "packet")]
+use self::path_switch::PathSwitch;
 use self::program::SteeringProgram;
 pub use self::steering::Steering;
 pub use self::sys::URING_MARK;
@@ -96,9 +96,9 @@ pub struct XdpDevice {
     program: SteeringProgram,
     /// Queues for the other network cores, until they are offered.
     offered: Vec<QueueOffer>,
-    /// Changes the attach mode, where that pays.
+    /// Changes between AF_XDP and AF_PACKET, where that pays.
     #[cfg(feature = "packet")]
-    mode_switch: Option<ModeSwitch>,
+    path_switch: Option<PathSwitch>,
 }
 
 /// Steering program loaded into the kernel, without a device.
@@ -193,8 +193,8 @@ impl XdpDevice {
 
 #[cfg(feature = "packet")]
 impl XdpDevice {
-    /// Changes the attach mode if the traffic asks for it, after a burst of `received` frames.
-    /// Meanwhile appends up to `quota` frames of the interim device to `burst`; returns their number.
+    /// Receives up to `quota` frames by AF_PACKET, while frames come that way; returns their number.
+    /// Changes the way if the traffic asks for it, after a burst of `received` frames by AF_XDP.
     #[inline]
     fn follow_traffic(
         &mut self,
@@ -203,22 +203,17 @@ impl XdpDevice {
         quota: usize,
         received: usize,
     ) -> io::Result<usize> {
-        let Some(switch) = &mut self.mode_switch else { return Ok(0) };
-        if switch.is_due(received) {
-            let totals = self.queues.traffic_totals();
-            switch.check(&mut self.program, totals, self.queues.has_total_limit());
+        let Some(switch) = &mut self.path_switch else { return Ok(0) };
+        let mut count = 0;
+        if switch.may_have_frames() {
+            if let Some(napis) = switch.poll_change(&mut self.program) {
+                self.queues.on_attachment(self.program.link().is_some(), napis)?;
+                switch.restart(self.queues.traffic_totals());
+            }
+            count = switch.receive(arena, burst, quota)?;
         }
-        if !switch.is_changing() {
-            return Ok(0);
-        }
-        if let Some(changed) = switch.poll_change(&mut self.program) {
-            let native = self.program.link().is_some_and(XdpLink::native);
-            self.queues.on_mode_change(native, changed.napis)?;
-            switch.restart(self.queues.traffic_totals());
-        }
-        let count = switch.receive(arena, burst, quota)?;
-        if count == 0 && quota > 0 {
-            switch.on_drained();
+        if switch.is_due(received + count) {
+            switch.check(&mut self.program, self.queues.traffic_totals());
         }
         Ok(count)
     }
@@ -253,6 +248,12 @@ impl Device for XdpDevice {
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
+        #[cfg(feature = "packet")]
+        if let Some(switch) = &mut self.path_switch
+            && !switch.prepare_sleep()?
+        {
+            return Ok(false);
+        }
         self.queues.prepare_sleep()
     }
 
@@ -281,7 +282,7 @@ impl Device for XdpDevice {
     fn counters(&mut self) -> DeviceCounters {
         let mut counters = self.queues.counters();
         #[cfg(feature = "packet")]
-        if let Some(switch) = &mut self.mode_switch {
+        if let Some(switch) = &mut self.path_switch {
             counters.add(&switch.counters());
         }
         // An error of the kernel cannot be handled here; the drops stay uncounted.
@@ -300,7 +301,7 @@ impl Device for XdpDevice {
         keep: bool,
     ) -> Option<HandoverState> {
         #[cfg(feature = "packet")]
-        if let Some(mut switch) = self.mode_switch.take() {
+        if let Some(mut switch) = self.path_switch.take() {
             switch.finish(&mut self.program);
         }
         let Self { queues, mut program, .. } = *self;
@@ -336,6 +337,10 @@ impl EarlyDrop for XdpDevice {
 
     fn set_limits(&mut self, limits: Option<&Limits>) -> io::Result<()> {
         self.program.set_limits(limits)?;
+        #[cfg(feature = "packet")]
+        if let Some(switch) = &mut self.path_switch {
+            switch.set_limited(limits.is_some());
+        }
         // Frames that are only counted are polled for as without limits.
         let has_total = limits.is_some_and(Limits::has_total);
         if self.queues.has_total_limit() != has_total {

@@ -13,9 +13,9 @@ use super::config::TargetInterface;
 use super::core_queues::{CoreQueues, DataPath, OpenedQueues};
 use super::holder;
 use super::irq_deferral::IrqDeferral;
-#[cfg(feature = "packet")]
-use super::mode_change::ModeSwitch;
 use super::napi::NapiPoller;
+#[cfg(feature = "packet")]
+use super::path_switch::PathSwitch;
 use super::program::{SocketMap, SteeringProgram};
 use super::queue::{Queue, QueueSettings};
 use super::rx_missed::RxMissedCounters;
@@ -45,7 +45,7 @@ pub(super) fn open(
             program,
             offered: service.offered,
             #[cfg(feature = "packet")]
-            mode_switch: service.mode_switch,
+            path_switch: service.path_switch,
         }),
         Err(error) => {
             if !was_attached {
@@ -79,8 +79,7 @@ impl QueueOffer {
     pub(super) fn open(mut self, arena: &mut Arena) -> Result<CoreQueues, XdpError> {
         let Self { config, target, native, copying, .. } = &self;
         let sockets = bind_all(config, target, &Umem::from_arena(arena), *copying)?;
-        let modes = Modes { native: *native, changes: false };
-        let opened = open_queues(config, target, (modes, *copying), sockets, arena)?;
+        let opened = open_queues(config, target, (*native, *copying), sockets, arena)?;
         let queues = CoreQueues::new(opened);
         let set = queues.set_sockets(&self.target.queues, &mut self.sockets);
         set.inspect_err(|_| arena.reclaim_all())?;
@@ -94,15 +93,7 @@ struct Service {
     /// Queues of the other network cores.
     offered: Vec<QueueOffer>,
     #[cfg(feature = "packet")]
-    mode_switch: Option<ModeSwitch>,
-}
-
-/// Attach mode of the program.
-#[derive(Clone, Copy)]
-struct Modes {
-    native: bool,
-    /// The mode changes with the traffic.
-    changes: bool,
+    path_switch: Option<PathSwitch>,
 }
 
 /// Attaches the program and opens the queues of the first network core.
@@ -116,32 +107,27 @@ fn take_into_service(
         let interface = target.name.clone();
         return Err(XdpError::NoQueue { interface, queue, active: program.max_queues() });
     }
-    let (native, is_choice) = match program.link() {
-        Some(link) => (link.native(), config.mode == AttachMode::Auto),
+    let native = match program.link() {
+        Some(link) => link.native(),
         None => {
             let link = |native| program.attach(target.index, native);
-            let interface = (&target.name[..], target.index);
-            let native = attach(link, config.mode, interface, RequiredCapabilities::XDP)?;
-            (native, native && config.mode == AttachMode::Auto)
+            attach(link, config.mode, (&target.name, target.index), RequiredCapabilities::XDP)?
         }
     };
     #[cfg(feature = "packet")]
-    let mode_switch =
-        is_choice.then(|| ModeSwitch::open(&target, &config.steering, arena)).flatten();
-    #[cfg(feature = "packet")]
-    let modes = Modes { native, changes: mode_switch.is_some() };
-    #[cfg(not(feature = "packet"))]
-    let modes = Modes { native, changes: false };
+    let path_switch = (native && config.mode == AttachMode::Auto)
+        .then(|| PathSwitch::open(&target, &config.steering, arena))
+        .flatten();
     let mut parts = target.share_out(config.cores, config.busy_poll.is_some()).into_iter();
     let own = parts
         .next()
         .ok_or_else(|| XdpError::InvalidQueues { interface: config.interface.clone() })?;
-    let (sockets, copying) = bind(&config, &own, &Umem::from_arena(arena), modes)?;
-    let opened = open_queues(&config, &own, (modes, copying), sockets, arena)?;
+    let (sockets, copying) = bind(&config, &own, &Umem::from_arena(arena), native)?;
+    let opened = open_queues(&config, &own, (native, copying), sockets, arena)?;
     let queues = CoreQueues::new(opened);
     #[cfg(feature = "packet")]
-    let mode_switch = mode_switch.filter(|switch| {
-        queues.changes_mode() && switch.wake_fd().is_some_and(|fd| queues.wake_for(fd).is_ok())
+    let path_switch = path_switch.filter(|switch| {
+        queues.keeps_settings() && switch.wake_fd().is_some_and(|fd| queues.wake_for(fd).is_ok())
     });
     // The rules first, the sockets last, so that no frame is redirected by an incomplete set of
     // rules.
@@ -162,7 +148,7 @@ fn take_into_service(
             queues,
             offered,
             #[cfg(feature = "packet")]
-            mode_switch,
+            path_switch,
         }),
         Err(error) => {
             drop(queues);
@@ -176,7 +162,7 @@ fn take_into_service(
 fn open_queues(
     config: &XdpConfig,
     target: &TargetInterface,
-    (modes, copying): (Modes, Copying),
+    (native, copying): (bool, Copying),
     sockets: Vec<XdpSocket>,
     arena: &mut Arena,
 ) -> Result<OpenedQueues, XdpError> {
@@ -191,8 +177,7 @@ fn open_queues(
     let readiness = readiness(&sockets)
         .map_err(|source| XdpError::Interface { interface: target.name.clone(), source })?;
     let data_path = DataPath {
-        native: modes.native,
-        changes_mode: modes.changes && copying == Copying::MultiBuffer,
+        native,
         zero_copy: copying == Copying::None,
         splits: copying == Copying::MultiBuffer,
         local_peers: target.has_local_peers,
@@ -343,19 +328,18 @@ fn bind(
     config: &XdpConfig,
     target: &TargetInterface,
     umem: &Umem,
-    modes: Modes,
+    native: bool,
 ) -> Result<(Vec<XdpSocket>, Copying), XdpError> {
     // A native program makes the kernel segment before the frames reach the driver. The generic
     // path takes frames of local senders as they are.
-    let takes_large_frames = !modes.native || modes.changes;
-    let ways: &[Copying] = match (config.copy, takes_large_frames) {
+    let modes: &[Copying] = match (config.copy, native) {
         (CopyMode::ZeroCopy, _) => &[Copying::None],
-        (_, true) => &[Copying::MultiBuffer, Copying::SingleBuffer],
-        (CopyMode::Auto, false) => &[Copying::None, Copying::SingleBuffer],
-        (CopyMode::Copy, false) => &[Copying::SingleBuffer],
+        (CopyMode::Auto, true) => &[Copying::None, Copying::SingleBuffer],
+        (CopyMode::Copy, true) => &[Copying::SingleBuffer],
+        (_, false) => &[Copying::MultiBuffer, Copying::SingleBuffer],
     };
     let mut refusal = None;
-    for &copying in ways {
+    for &copying in modes {
         match bind_all(config, target, umem, copying) {
             Ok(sockets) => return Ok((sockets, copying)),
             // The last attempt reports the error, unless the copy mode was the cause.

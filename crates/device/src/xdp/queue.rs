@@ -64,8 +64,6 @@ pub(super) struct Queue {
     lent_target: u32,
     /// Time since which the driver has sent no frame although frames are pending.
     stalled_since: Option<Instant>,
-    /// Frames that the kernel has delivered, each before it is split.
-    arrived: u64,
     received: u64,
     received_bytes: u64,
     pushed: u64,
@@ -87,7 +85,6 @@ impl Queue {
             continues: 0,
             lent: 0,
             stalled_since: None,
-            arrived: 0,
             received: 0,
             received_bytes: 0,
             pushed: 0,
@@ -186,7 +183,6 @@ impl Queue {
         if self.local_peers {
             frame.set_checksum(local_checksum(arena.bytes(&frame)));
         }
-        self.arrived += 1;
         self.received_bytes += u64::from(descriptor.len);
         burst.push_back(frame);
         true
@@ -208,7 +204,6 @@ impl Queue {
         if self.continues != 0 {
             return;
         }
-        self.arrived += 1;
         let mtu = self.mtu;
         let begins = self.splitter.begin(arena.max_data_bytes(), |frame| {
             Segments::for_mtu(frame, mtu).filter(|segments| segments.is_unfilled(frame))
@@ -353,10 +348,9 @@ impl Queue {
     /// Adds the traffic so far.
     #[cfg(feature = "packet")]
     pub(super) fn add_traffic(&self, total: &mut TrafficTotals) {
-        total.arrived_frames += self.arrived;
+        total.arrived_frames += self.received;
         total.received_bytes += self.received_bytes;
         total.sent_bytes += self.pushed_bytes;
-        total.unsplit_frames += self.drops.get(FrameTooLong);
     }
 
     /// Adds this queue's counters, including the kernel's.

@@ -1,17 +1,17 @@
-//! Choice of the attach mode on a veth, by what the device moves.
+//! Choice between AF_XDP and AF_PACKET on a veth, by what the device moves.
 //!
-//! A native program takes a frame for less, and holds under a flood. But it makes peers on this
-//! machine send every segment as a frame of its own, since the driver cannot hand larger ones to
-//! it. A generic program takes frames of 64 KiB: it moves streams of bytes faster, in both
+//! AF_XDP takes a single frame for less, and holds under a flood. But a native program makes peers
+//! on this machine send every segment as a frame of its own, since the driver cannot hand larger
+//! ones to it. A packet socket takes frames of 64 KiB: it moves streams of bytes faster, in both
 //! directions.
 
 use std::time::{Duration, Instant};
 
 /// Duration of a measurement window.
 const WINDOW: Duration = Duration::from_millis(20);
-/// Consecutive windows with streams before the mode changes.
+/// Consecutive windows with streams before AF_PACKET takes the frames.
 const STREAM_WINDOWS: u32 = 2;
-/// Time without streams after which the native mode returns.
+/// Time without streams after which AF_XDP returns.
 const CALM: Duration = Duration::from_secs(1);
 /// Minimum rate of a stream, in bytes/s: a gigabit a second.
 const STREAM_BYTES_PER_SECOND: u64 = 125_000_000;
@@ -22,10 +22,10 @@ const COALESCED_BYTES: u64 = 4_096;
 /// Minimum bytes sent for each frame received, by a stream whose peer acknowledges many segments at
 /// once: it receives them as one.
 const SENT_BYTES_PER_ACK: u64 = 8_192;
-/// Maximum rate of frames in generic mode: beyond, a native program takes them for less.
-const MAX_GENERIC_FRAMES_PER_SECOND: u64 = 60_000;
-/// First and last time for which the mode stays native after a flood of frames has ended the
-/// generic mode. Each time is twice the one before.
+/// Maximum rate of frames by AF_PACKET: beyond, AF_XDP takes them for less.
+const MAX_PACKET_FRAMES_PER_SECOND: u64 = 60_000;
+/// First and last time for which AF_XDP stays after a flood of frames has ended AF_PACKET. Each time
+/// is twice the one before.
 const MIN_HOLD: Duration = Duration::from_secs(2);
 const MAX_HOLD: Duration = Duration::from_secs(128);
 
@@ -36,20 +36,18 @@ pub(super) struct TrafficTotals {
     pub(super) arrived_frames: u64,
     pub(super) received_bytes: u64,
     pub(super) sent_bytes: u64,
-    /// Frames of several packets that could not be split: datagrams.
-    pub(super) unsplit_frames: u64,
 }
 
-/// Attach mode of the program.
+/// Way of received frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// In the driver.
-    Native,
-    /// In front of the kernel's stack.
-    Generic,
+pub(super) enum ReceivePath {
+    /// AF_XDP sockets, by a native program.
+    Xdp,
+    /// A packet socket; no program is attached.
+    Packet,
 }
 
-/// Measures the traffic, and decides on the mode.
+/// Measures the traffic, and decides on the way of received frames.
 #[derive(Debug)]
 pub(super) struct StreamMonitor {
     window_start: Instant,
@@ -58,7 +56,7 @@ pub(super) struct StreamMonitor {
     stream_windows: u32,
     /// End of the last window with streams.
     last_stream: Instant,
-    /// Earliest time of the generic mode; `None`: never.
+    /// Earliest time of AF_PACKET; `None`: never.
     not_before: Option<Instant>,
     hold: Duration,
 }
@@ -74,7 +72,7 @@ impl Window {
         (u128::from(count) * 1_000_000_000 / self.time.as_nanos().max(1)) as u64
     }
 
-    /// True if a stream of bytes is received or sent that the generic mode may move faster.
+    /// True if a stream of bytes is received or sent that AF_PACKET may move faster.
     fn has_stream(&self, min_frame_bytes: u64) -> bool {
         let TrafficTotals { arrived_frames, received_bytes, sent_bytes, .. } = self.frames;
         let is_stream = |bytes, min_bytes_per_frame| {
@@ -85,7 +83,7 @@ impl Window {
     }
 
     fn has_flood(&self) -> bool {
-        self.per_second(self.frames.arrived_frames) > MAX_GENERIC_FRAMES_PER_SECOND
+        self.per_second(self.frames.arrived_frames) > MAX_PACKET_FRAMES_PER_SECOND
             && self.frames.received_bytes < COALESCED_BYTES * self.frames.arrived_frames
     }
 }
@@ -102,75 +100,75 @@ impl StreamMonitor {
         }
     }
 
-    /// Keeps the native mode for good.
-    pub(super) fn keep_native(&mut self) {
+    /// Keeps AF_XDP for good.
+    pub(super) fn keep_xdp(&mut self) {
         self.not_before = None;
     }
 
-    /// True once the window is over, so that [`StreamMonitor::next_mode`] decides.
+    /// True once the window is over, so that [`StreamMonitor::next_path`] decides.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         now.duration_since(self.window_start) >= WINDOW
     }
 
-    /// Begins a window after a change of the mode, with this traffic so far.
+    /// Begins a window after a change, with this traffic so far.
     pub(super) fn restart(&mut self, totals: TrafficTotals, now: Instant) {
         (self.at_start, self.window_start) = (totals, now);
     }
 
-    /// Ends the window with this traffic so far. Returns the mode for the next one.
-    pub(super) fn next_mode(&mut self, mode: Mode, totals: TrafficTotals, now: Instant) -> Mode {
+    /// Ends the window with this traffic so far. Returns the way for the next one.
+    pub(super) fn next_path(
+        &mut self,
+        path: ReceivePath,
+        totals: TrafficTotals,
+        now: Instant,
+    ) -> ReceivePath {
         let before = self.at_start;
         let frames = TrafficTotals {
             arrived_frames: totals.arrived_frames - before.arrived_frames,
             received_bytes: totals.received_bytes - before.received_bytes,
             sent_bytes: totals.sent_bytes - before.sent_bytes,
-            unsplit_frames: totals.unsplit_frames - before.unsplit_frames,
         };
         let window = Window { frames, time: now.duration_since(self.window_start) };
         self.restart(totals, now);
-        match mode {
-            Mode::Native => self.after_native(&window, now),
-            Mode::Generic => self.after_generic(&window, now),
+        match path {
+            ReceivePath::Xdp => self.after_xdp(&window, now),
+            ReceivePath::Packet => self.after_packet(&window, now),
         }
     }
 
-    fn after_native(&mut self, window: &Window, now: Instant) -> Mode {
+    fn after_xdp(&mut self, window: &Window, now: Instant) -> ReceivePath {
         self.stream_windows = match window.has_stream(SEGMENT_BYTES) {
             true => self.stream_windows + 1,
             false => 0,
         };
         let may_change = self.not_before.is_some_and(|not_before| now >= not_before);
         if self.stream_windows < STREAM_WINDOWS || !may_change {
-            return Mode::Native;
+            return ReceivePath::Xdp;
         }
         self.last_stream = now;
-        Mode::Generic
+        ReceivePath::Packet
     }
 
-    fn after_generic(&mut self, window: &Window, now: Instant) -> Mode {
+    fn after_packet(&mut self, window: &Window, now: Instant) -> ReceivePath {
         self.stream_windows = 0;
-        if window.frames.unsplit_frames > 0 {
-            // Datagrams of such frames are lost here, but not in native mode.
-            self.keep_native();
-            return Mode::Native;
-        }
         if window.has_flood() {
             self.not_before = self.not_before.map(|_| now + self.hold);
             self.hold = (2 * self.hold).min(MAX_HOLD);
-            return Mode::Native;
+            return ReceivePath::Xdp;
         }
         if window.has_stream(COALESCED_BYTES) {
             self.last_stream = now;
         }
         match now.duration_since(self.last_stream) >= CALM {
-            true => Mode::Native,
-            false => Mode::Generic,
+            true => ReceivePath::Xdp,
+            false => ReceivePath::Packet,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::ReceivePath::{Packet, Xdp};
     use super::*;
 
     /// Traffic of one second: frames that arrive, their bytes, and the bytes that are sent.
@@ -186,7 +184,7 @@ mod tests {
 
     struct Device {
         monitor: StreamMonitor,
-        mode: Mode,
+        path: ReceivePath,
         totals: TrafficTotals,
         now: Instant,
     }
@@ -194,12 +192,12 @@ mod tests {
     impl Device {
         fn new() -> Self {
             let now = Instant::now();
-            let (monitor, mode) = (StreamMonitor::new(now), Mode::Native);
-            Self { monitor, mode, totals: TrafficTotals::default(), now }
+            let (monitor, path) = (StreamMonitor::new(now), Xdp);
+            Self { monitor, path, totals: TrafficTotals::default(), now }
         }
 
-        /// Offers traffic for some milliseconds; returns the modes that the device changes to.
-        fn offer(&mut self, (frames, received, sent): PerSecond, ms: u64) -> Vec<Mode> {
+        /// Offers traffic for some milliseconds; returns the ways that the device changes to.
+        fn offer(&mut self, (frames, received, sent): PerSecond, ms: u64) -> Vec<ReceivePath> {
             let mut changes = Vec::new();
             for _ in 0..ms {
                 self.now += Duration::from_millis(1);
@@ -207,8 +205,8 @@ mod tests {
                 self.totals.received_bytes += received / 1_000;
                 self.totals.sent_bytes += sent / 1_000;
                 if self.monitor.is_due(self.now) {
-                    let next = self.monitor.next_mode(self.mode, self.totals, self.now);
-                    if std::mem::replace(&mut self.mode, next) != next {
+                    let next = self.monitor.next_path(self.path, self.totals, self.now);
+                    if std::mem::replace(&mut self.path, next) != next {
                         changes.push(next);
                     }
                 }
@@ -216,61 +214,52 @@ mod tests {
             changes
         }
 
-        /// Offers traffic until the mode changes; returns the mode and the milliseconds until then.
-        fn offer_until_change(&mut self, traffic: PerSecond) -> (Mode, u64) {
+        /// Offers traffic until the way changes; returns it and the milliseconds until then.
+        fn offer_until_change(&mut self, traffic: PerSecond) -> (ReceivePath, u64) {
             for ms in 1..1_000_000 {
-                if let [mode] = self.offer(traffic, 1)[..] {
-                    return (mode, ms);
+                if let [path] = self.offer(traffic, 1)[..] {
+                    return (path, ms);
                 }
             }
-            panic!("the mode stays {:?}", self.mode)
+            panic!("the way stays {:?}", self.path)
         }
     }
 
     #[test]
-    fn streams_change_to_generic_mode_and_their_end_back() {
-        for (stream, in_generic) in [(STREAM_IN, COALESCED_IN), (STREAM_OUT, STREAM_OUT)] {
+    fn streams_change_to_packets_and_their_end_back() {
+        for (stream, as_packets) in [(STREAM_IN, COALESCED_IN), (STREAM_OUT, STREAM_OUT)] {
             let mut device = Device::new();
             assert_eq!(device.offer(REQUESTS, 500), []);
             assert_eq!(device.offer(stream, 25), [], "a burst is no stream");
-            assert_eq!(device.offer_until_change(stream), (Mode::Generic, 15));
-            assert_eq!(device.offer(in_generic, 5_000), []);
+            assert_eq!(device.offer_until_change(stream), (Packet, 15));
+            assert_eq!(device.offer(as_packets, 5_000), []);
             assert_eq!(device.offer(IDLE, 900), [], "a pause");
-            assert_eq!(device.offer(in_generic, 100), []);
-            assert_eq!(device.offer_until_change(IDLE), (Mode::Native, 1_000));
-            assert_eq!(device.offer_until_change(stream), (Mode::Generic, 40));
+            assert_eq!(device.offer(as_packets, 100), []);
+            assert_eq!(device.offer_until_change(IDLE), (Xdp, 1_000));
+            assert_eq!(device.offer_until_change(stream), (Packet, 40));
         }
     }
 
     #[test]
-    fn frames_of_their_own_stay_in_native_mode() {
+    fn single_frames_stay_with_xdp() {
         for traffic in [REQUESTS, STREAM_OUT_IN_FRAMES, FLOOD_AND_STREAM] {
             assert_eq!(Device::new().offer(traffic, 1_000), [], "{traffic:?}");
         }
     }
 
     #[test]
-    fn flood_ends_generic_mode_for_longer_each_time() {
+    fn flood_ends_packets_for_longer_each_time() {
         let mut device = Device::new();
         for seconds in [0, 2, 4, 8, 16, 32, 64, 128, 128] {
-            let (mode, after_ms) = device.offer_until_change(STREAM_IN);
-            assert_eq!((mode, after_ms), (Mode::Generic, (1_000 * seconds).max(40)));
+            let (path, after_ms) = device.offer_until_change(STREAM_IN);
+            assert_eq!((path, after_ms), (Packet, (1_000 * seconds).max(40)));
             assert_eq!(device.offer(COALESCED_IN, 1_000), []);
-            assert_eq!(device.offer_until_change(FLOOD_AND_STREAM), (Mode::Native, 20));
+            assert_eq!(device.offer_until_change(FLOOD_AND_STREAM), (Xdp, 20));
         }
     }
 
     #[test]
-    fn datagrams_that_cannot_be_split_end_generic_mode_for_good() {
-        let mut device = Device::new();
-        device.offer_until_change(STREAM_IN);
-        device.totals.unsplit_frames += 1;
-        assert_eq!(device.offer_until_change(COALESCED_IN), (Mode::Native, 20));
-        assert_eq!(device.offer(STREAM_IN, 600_000), []);
-    }
-
-    #[test]
-    fn traffic_of_a_change_counts_for_neither_mode() {
+    fn traffic_of_a_change_counts_for_neither_way() {
         let mut device = Device::new();
         device.offer_until_change(STREAM_IN);
         device.totals.arrived_frames += 60_000;
