@@ -152,6 +152,10 @@ impl StreamMonitor {
     fn after_packet(&mut self, window: &Window, now: Instant) -> ReceivePath {
         self.stream_windows = 0;
         if window.has_flood() {
+            if window.has_stream(SEGMENT_BYTES) {
+                // The peer sends every segment as a frame of its own, whatever takes it.
+                self.hold = MAX_HOLD;
+            }
             self.not_before = self.not_before.map(|_| now + self.hold);
             self.hold = (2 * self.hold).min(MAX_HOLD);
             return ReceivePath::Xdp;
@@ -256,6 +260,14 @@ mod tests {
             assert_eq!(device.offer(COALESCED_IN, 1_000), []);
             assert_eq!(device.offer_until_change(FLOOD_AND_STREAM), (Xdp, 20));
         }
+    }
+
+    #[test]
+    fn peer_that_sends_single_segments_is_not_tried_again_soon() {
+        let mut device = Device::new();
+        assert_eq!(device.offer(STREAM_IN, 40), [Packet]);
+        assert_eq!(device.offer_until_change(STREAM_IN), (Xdp, 20));
+        assert_eq!(device.offer_until_change(STREAM_IN), (Packet, 128_000));
     }
 
     #[test]
