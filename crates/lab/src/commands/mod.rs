@@ -78,6 +78,10 @@ pub(crate) enum Lab {
     /// An ordinary day: latency, requests/s and streams between a client on kernel sockets that never
     /// sleeps and a server as it starts by itself, beside the kernel at its best
     Ordinary(tcp::OrdinaryLab),
+    /// Other user-space network stacks on the same link: latency, requests/s and streams between a
+    /// client on kernel sockets that never sleeps and a server on smoltcp, gVisor's netstack, lwIP, and
+    /// on the programs that the variable TIDEGATE_PEERS names, as vpp=PATH,tas=PATH
+    Peers(tcp::PeersLab),
     /// Context switches and interrupts of redis at equal throughput: the kernel tuned by
     /// affinity against a network core
     #[command(alias = "asymmetric")]
@@ -190,6 +194,7 @@ impl Lab {
             Lab::Programs(lab) => lab.run(),
             Lab::Noisy(lab) => lab.run(),
             Lab::Ordinary(lab) => lab.run(),
+            Lab::Peers(lab) => lab.run(),
             Lab::ContextSwitches(lab) => {
                 lab.run(tidegate_lab::experiments::diaz::context_switches::run)
             }

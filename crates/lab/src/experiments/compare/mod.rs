@@ -7,5 +7,7 @@ pub mod dns;
 pub mod echo_cost;
 pub mod noisy;
 pub mod ordinary;
+pub mod peers;
 pub mod programs;
+mod spinning_client;
 pub mod syn_flood;
