@@ -21,7 +21,8 @@ use crate::stats::{median, round_to_thousandths, spread_percent};
 use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{Family, ServerKind, TcpLabConfig, TcpTestbed, choose_cores};
 
-const TIDEGATE: &str = "tidegate";
+/// Tidegate on a packet socket.
+const ON_PACKET: ServerKind = ServerKind::TidegatePacket(ReceiveWork::Softirq);
 const TRAFFIC: [Traffic; 5] = [
     Traffic::Tcp { connections: 1 },
     Traffic::Tcp { connections: MANY_IN_FLIGHT },
@@ -83,6 +84,8 @@ struct PeerRuns<'p> {
 struct CaseResults<'p> {
     case: Case,
     own: Vec<f64>,
+    /// Tidegate on a packet socket, as the peers.
+    own_packet: Vec<f64>,
     peers: Vec<PeerRuns<'p>>,
     left_out: Vec<LeftOut>,
 }
@@ -96,7 +99,13 @@ impl<'p> CaseResults<'p> {
         seconds: f64,
         progress: &Progress,
     ) -> Self {
-        let mut results = Self { case, own: Vec::new(), peers: Vec::new(), left_out: Vec::new() };
+        let mut results = Self {
+            case,
+            own: Vec::new(),
+            own_packet: Vec::new(),
+            peers: Vec::new(),
+            left_out: Vec::new(),
+        };
         for peer in peers {
             let name = |work: ReceiveWork| work.kernel_name().to_owned();
             let first = FirstPass::measure(case.traffic.goal(), &WAYS, name, |work| {
@@ -125,10 +134,12 @@ impl<'p> CaseResults<'p> {
         progress: &Progress,
     ) -> Result<(), LabError> {
         let case = self.case;
-        let run = case.measure_serve(testbed, ServerKind::TidegateDefault, seconds)?;
-        step(progress, case, TIDEGATE, run.value);
-        self.own.push(run.value);
-        let Self { peers, left_out, .. } = self;
+        let Self { own, own_packet, peers, left_out, .. } = self;
+        for (server_kind, runs) in [(ServerKind::TidegateDefault, own), (ON_PACKET, own_packet)] {
+            let run = case.measure_serve(testbed, server_kind, seconds)?;
+            step(progress, case, &server_kind.name(), run.value);
+            runs.push(run.value);
+        }
         peers.retain_mut(|PeerRuns { peer, work, runs }| {
             match measure(case, testbed, peer, *work, seconds) {
                 Ok(run) => {
@@ -173,7 +184,10 @@ impl<'p> CaseResults<'p> {
                 "left_out": null,
             })
         };
-        let mut rows = vec![row(TIDEGATE, None, &self.own)];
+        let mut rows = vec![
+            row(&ServerKind::TidegateDefault.name(), None, &self.own),
+            row(&ON_PACKET.name(), Some(ReceiveWork::Softirq), &self.own_packet),
+        ];
         let peers = self.peers.iter();
         rows.extend(peers.map(|PeerRuns { peer, work, runs }| row(&peer.name, Some(*work), runs)));
         rows.extend(self.left_out.iter().map(|peer| left_out_row(Some(self.case), peer)));
@@ -224,7 +238,7 @@ pub fn run(config: &TcpLabConfig, selection: &PeerSelection) -> Result<Experimen
     let first_pass = |case| CaseResults::first_pass(case, &peers, &testbed, seconds, &progress);
     let mut results: Vec<CaseResults<'_>> = cases.into_iter().map(first_pass).collect();
     drop(progress);
-    let servers: usize = results.iter().map(|one| 1 + one.peers.len()).sum();
+    let servers: usize = results.iter().map(|one| 2 + one.peers.len()).sum();
     let progress = Progress::new(servers * config.repeats);
     for _ in 0..config.repeats {
         for one in &mut results {
@@ -276,8 +290,8 @@ fn conclude(results: &[CaseResults<'_>], left_out: &[LeftOut]) -> Experiment {
     ];
     result.note(
         "a client on kernel sockets on core 0 that never sleeps; the server on core 1: tidegate serve \
-         echo with no option but interface and address, and a small program on each peer that never \
-         sleeps, on a packet socket with batches of 64 frames; the receive work of a peer's device \
+         echo with no option but interface and address (tidegate-packet: the same with --io packet), \
+         and a small program on each peer that never sleeps, on a packet socket with batches of 64 frames; the receive work of a peer's device \
          where a first pass finds it best, in softirqs where Linux puts them or by RPS on the \
          server's core; messages of 64 bytes, frames as on a wire; in turn, medians",
     );
@@ -303,6 +317,7 @@ mod tests {
         CaseResults {
             case: Case { traffic, family: Family::V4 },
             own: vec![own],
+            own_packet: vec![own],
             peers: peers.iter().map(runs).collect(),
             left_out: Vec::new(),
         }

@@ -17,18 +17,27 @@ const VARIABLE: &str = "TIDEGATE_PEERS";
 /// Peers that the laboratory does not build.
 const NAMED_ONLY: [&str; 4] = ["f-stack", "vpp", "mtcp", "tas"];
 
+/// Headers of Debian's lwIP.
+const LWIP_HEADERS: &str = "/usr/include/lwip";
+
 /// Peer that the laboratory builds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Built {
     Smoltcp,
+    /// gVisor's netstack.
+    Gvisor,
+    /// As Debian builds it.
+    Lwip,
 }
 
 impl Built {
-    const ALL: [Self; 1] = [Self::Smoltcp];
+    const ALL: [Self; 3] = [Self::Smoltcp, Self::Gvisor, Self::Lwip];
 
     fn name(self) -> &'static str {
         match self {
             Self::Smoltcp => "smoltcp",
+            Self::Gvisor => "gvisor",
+            Self::Lwip => "lwip",
         }
     }
 
@@ -41,6 +50,24 @@ impl Built {
                 cargo.arg(source.join("Cargo.toml")).arg("--target-dir").arg(target);
                 run_to_end(&mut cargo, "cargo")?;
                 Ok(target.join("release/tidegate-peer-smoltcp"))
+            }
+            Self::Gvisor => {
+                let program = target.join("tidegate-peer-gvisor");
+                let mut go = Command::new("go");
+                go.args(["build", "-C"]).arg(source).args(["-trimpath", "-buildvcs=false", "-o"]);
+                run_to_end(go.arg(&program).arg("."), "golang")?;
+                Ok(program)
+            }
+            Self::Lwip => {
+                if !Path::new(LWIP_HEADERS).is_dir() {
+                    let program = "lwIP".to_owned();
+                    return Err(LabError::Missing { program, package: "liblwip-dev" });
+                }
+                let program = target.join("tidegate-peer-lwip");
+                let mut compiler = Command::new("cc");
+                compiler.args(["-O2", "-Wall", "-Wextra", "-I", LWIP_HEADERS, "-o"]).arg(&program);
+                run_to_end(compiler.arg(source.join("main.c")).arg("-llwip"), "gcc")?;
+                Ok(program)
             }
         }
     }
@@ -172,7 +199,7 @@ mod tests {
         let missing = parse("vpp=/no/such/program").unwrap_err().to_string();
         assert!(missing.contains("/no/such/program"), "{missing}");
         let error = check_names(&["vpp".to_owned(), "linux".to_owned()], &named).unwrap_err();
-        assert!(error.to_string().contains("smoltcp, f-stack"), "{error}");
+        assert!(error.to_string().contains("lwip, f-stack"), "{error}");
     }
 
     #[test]
