@@ -115,8 +115,8 @@ pub(crate) struct PeersLab {
 
 impl PeersLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        // Many cases: half of the time keeps the whole below 20 minutes.
-        let whole = TcpLabConfig { seconds: 1.0, ..TcpLabConfig::default() };
+        // Many cases on many stacks: less time keeps the whole below ten minutes.
+        let whole = TcpLabConfig { seconds: 0.6, ..TcpLabConfig::default() };
         let config = self.lab.config_from(whole);
         let selection = PeerSelection { peers: self.peers, case: self.only };
         self.lab.output.write(&peers::run(&config, &selection)?)
