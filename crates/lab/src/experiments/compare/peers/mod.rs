@@ -157,18 +157,25 @@ impl<'p> CaseResults<'p> {
         Ok(())
     }
 
-    /// Tidegate's value over that of the best peer.
+    /// Tidegate's value over that of the best peer: the median of the ratios, since what disturbs the
+    /// machine for a while disturbs the measurements that follow each other.
     fn ratio(&self) -> Option<f64> {
-        let peers = self.peers.iter().map(|peer| median(&peer.runs));
-        let best = match self.case.traffic.goal() {
-            Goal::Lowest => peers.reduce(f64::min),
-            Goal::Highest => peers.reduce(f64::max),
+        let by_value = |one: &&PeerRuns<'_>, other: &&PeerRuns<'_>| {
+            median(&one.runs).total_cmp(&median(&other.runs))
         };
-        best.map(|best| median(&self.own) / best)
+        let best = match self.case.traffic.goal() {
+            Goal::Lowest => self.peers.iter().min_by(by_value),
+            Goal::Highest => self.peers.iter().max_by(by_value),
+        };
+        best.map(|best| self.own_over(&best.runs))
+    }
+
+    /// Median of the ratios of Tidegate's values to others, measured in turn.
+    fn own_over(&self, others: &[f64]) -> f64 {
+        median(self.own.iter().zip(others).map(|(own, other)| own / other))
     }
 
     fn rows(&self) -> Vec<Value> {
-        let own = median(&self.own);
         let row = |server: &str, work: Option<ReceiveWork>, runs: &[f64]| {
             json!({
                 "case": self.case.to_string(),
@@ -180,7 +187,7 @@ impl<'p> CaseResults<'p> {
                 "value": round_to_thousandths(median(runs)),
                 "unit": self.case.traffic.unit(),
                 "spread_percent": spread_percent(runs.iter().copied()),
-                "tidegate_over": round_to_thousandths(own / median(runs)),
+                "tidegate_over": round_to_thousandths(self.own_over(runs)),
                 "left_out": null,
             })
         };
@@ -298,8 +305,8 @@ fn conclude(results: &[CaseResults<'_>], left_out: &[LeftOut]) -> Experiment {
     result.note(
         "peer_latency_ratio: median on one TCP connection, below 1 is better; peer_rate_ratio: \
          requests/s on 64 TCP connections and with 64 datagrams in flight; peer_stream_ratio: bytes \
-         one way on one TCP connection; each Tidegate over the best peer, the worse of protocols, \
-         directions, IPv4 and IPv6",
+         one way on one TCP connection; each the median of Tidegate's values over those of the best peer \
+         that were measured in turn, the worse of protocols, directions, IPv4 and IPv6",
     );
     result
 }
