@@ -28,7 +28,7 @@ pub(crate) struct EchoCostLab {
     traffic: Option<Traffic>,
     /// UDP sockets of the stack, one of which echoes the packets of one-flow
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    sockets: u32,
+    socket_count: u32,
     /// Packets of one-flow on the link at a time
     #[arg(long, value_name = "COUNT", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=32))]
     burst: u32,
@@ -41,7 +41,7 @@ impl EchoCostLab {
             ipv6,
             callgrind,
             traffic: self.traffic,
-            sockets: self.sockets as usize,
+            sockets: self.socket_count as usize,
             burst: self.burst as usize,
             ..Default::default()
         };

@@ -27,7 +27,7 @@ pub(crate) struct GrowthLab {
     messages: Option<u64>,
     /// Number of UDP sockets among which one is looked up [default: 100000]
     #[arg(long, value_name = "COUNT")]
-    sockets: Option<usize>,
+    socket_count: Option<usize>,
     /// Number of packets whose instructions are counted [default: 20000]
     #[arg(long, value_name = "COUNT")]
     packets: Option<u64>,
@@ -43,7 +43,7 @@ impl GrowthLab {
             active_connections: self.active_connections.unwrap_or(config.active_connections),
             connections: self.connections.unwrap_or(config.connections),
             messages: self.messages.unwrap_or(config.messages),
-            sockets: self.sockets.unwrap_or(config.sockets),
+            sockets: self.socket_count.unwrap_or(config.sockets),
             packets: self.packets.unwrap_or(config.packets),
             ..config
         };

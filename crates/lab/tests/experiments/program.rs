@@ -145,7 +145,7 @@ fn growth_lab_compares_many_with_few() {
         return;
     }
     let few = ["--active-connections", "20", "--connections", "200", "--messages", "2000"];
-    let small = ["--quick", "--seconds", "0.05", "--sockets", "200", "--packets", "100"];
+    let small = ["--quick", "--seconds", "0.05", "--socket-count", "200", "--packets", "100"];
     let result = lab(&[&["growth"], &few[..], &small[..]].concat());
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2 + 2 + 4, "two counts of each part, two families of lookups: {rows:?}");

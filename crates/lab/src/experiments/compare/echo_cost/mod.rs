@@ -240,7 +240,7 @@ fn count_instructions(
     let executable = programs::laboratory()?;
     let mut command = callgrind(&executable);
     command.args(["echo-cost", "--packets", &packets.to_string(), "--traffic", traffic.name()]);
-    command.args(["--sockets", &config.sockets.to_string()]);
+    command.args(["--socket-count", &config.sockets.to_string()]);
     command.args(["--burst", &config.burst.to_string()]);
     if config.ipv6 {
         command.arg("--ipv6");
