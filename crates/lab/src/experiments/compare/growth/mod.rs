@@ -154,6 +154,11 @@ impl Row {
         median(&self.values)
     }
 
+    /// Median of the ratios of the values to those of `few`, measured in turn.
+    fn over(&self, few: &Self) -> f64 {
+        median(self.values.iter().zip(&few.values).map(|(many, few)| many / few))
+    }
+
     fn to_json(&self) -> Value {
         json!({
             "part": self.part.name(),
@@ -198,6 +203,7 @@ pub fn run(config: &GrowthConfig) -> Result<Experiment, LabError> {
          in-memory link; core 0 is the other host and all programs; the network core sleeps as soon as \
          it has no work"
     ));
+    result.note("a ratio is the median of the ratios of values that were measured in turn");
     result.note(
         "lookup: instructions to receive and answer one packet, one at a time, by callgrind, as echo-cost \
          counts them, with a stack that has one UDP socket and with one that has many, on several \
@@ -272,7 +278,7 @@ fn measure_lookup(config: &GrowthConfig, progress: &Progress) -> Result<Vec<Row>
 }
 
 fn conclude(part: GrowthPart, config: &GrowthConfig, rows: &[Row], result: &mut Experiment) {
-    let ratios = rows.chunks_exact(2).map(|pair| pair[1].value() / pair[0].value());
+    let ratios = rows.chunks_exact(2).map(|pair| pair[1].over(&pair[0]));
     let (name, ratio) = match part {
         GrowthPart::Connections if config.connections == MILLION => {
             ("active_among_million".to_owned(), ratios.reduce(f64::min))
