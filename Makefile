@@ -45,6 +45,7 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(WORKSPACE) --all-targets --locked -- -D warnings
 	$(CARGO) clippy --manifest-path suites/packetdrill/Cargo.toml --locked -- -D warnings
+	$(CARGO) clippy --manifest-path crates/lab/peers/smoltcp/Cargo.toml --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
 	$(MAKE) --no-print-directory features
 	$(MAKE) --no-print-directory bpf-check

@@ -26,6 +26,12 @@ pub(crate) struct EchoCostLab {
     /// Echo only this traffic: one-flow, random-flows or random-flows-singly
     #[arg(long, value_name = "NAME")]
     traffic: Option<Traffic>,
+    /// UDP sockets of the stack, one of which echoes the packets of one-flow
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    socket_count: u32,
+    /// Packets of one-flow on the link at a time
+    #[arg(long, value_name = "COUNT", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=32))]
+    burst: u32,
 }
 
 impl EchoCostLab {
@@ -35,6 +41,8 @@ impl EchoCostLab {
             ipv6,
             callgrind,
             traffic: self.traffic,
+            sockets: self.socket_count as usize,
+            burst: self.burst as usize,
             ..Default::default()
         };
         if self.quick {

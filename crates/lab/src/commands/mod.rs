@@ -9,6 +9,7 @@ pub(crate) mod demo;
 mod dns;
 mod dpdk;
 mod echo_cost;
+mod growth;
 mod guard;
 mod hostile;
 mod livelock;
@@ -62,6 +63,9 @@ pub(crate) enum Lab {
     Bulk(tcp::TcpLab),
     /// Cost of idle TCP connections: memory, and the latency of a request
     Connections(tcp::ConnectionsLab),
+    /// Costs that are not to grow with what a server holds: requests/s among a million connections,
+    /// processor time of a network core with 64 attached programs, instructions among 100,000 sockets
+    Growth(growth::GrowthLab),
     /// TCP connection setup under a SYN flood
     SynFlood(tcp::TcpLab),
     /// Requests per second of unmodified applications, without load and under a flood: redis,
@@ -78,6 +82,10 @@ pub(crate) enum Lab {
     /// An ordinary day: latency, requests/s and streams between a client on kernel sockets that never
     /// sleeps and a server as it starts by itself, beside the kernel at its best
     Ordinary(tcp::OrdinaryLab),
+    /// Other user-space network stacks on the same link: latency, requests/s and streams between a
+    /// client on kernel sockets that never sleeps and a server on smoltcp, gVisor's netstack, lwIP, and
+    /// on the programs that the variable TIDEGATE_PEERS names, as vpp=PATH,tas=PATH
+    Peers(tcp::PeersLab),
     /// Context switches and interrupts of redis at equal throughput: the kernel tuned by
     /// affinity against a network core
     #[command(alias = "asymmetric")]
@@ -185,11 +193,13 @@ impl Lab {
             Lab::EchoLatency(lab) => lab.run(tidegate_lab::experiments::farias::echo::run_latency),
             Lab::Bulk(lab) => lab.run(tidegate_lab::experiments::compare::bulk::run),
             Lab::Connections(lab) => lab.run(),
+            Lab::Growth(lab) => lab.run(),
             Lab::SynFlood(lab) => lab.run(tidegate_lab::experiments::compare::syn_flood::run),
             Lab::Apps(lab) => lab.run(tidegate_lab::experiments::compare::apps::run),
             Lab::Programs(lab) => lab.run(),
             Lab::Noisy(lab) => lab.run(),
             Lab::Ordinary(lab) => lab.run(),
+            Lab::Peers(lab) => lab.run(),
             Lab::ContextSwitches(lab) => {
                 lab.run(tidegate_lab::experiments::diaz::context_switches::run)
             }

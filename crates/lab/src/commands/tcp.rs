@@ -1,7 +1,8 @@
 //! `tidegate lab echo-throughput`, `echo-message-size`, `echo-latency`, `bulk`, `connections`,
-//! `syn-flood`, `apps`, `programs`, `noisy`, `ordinary`, `context-switches`.
+//! `syn-flood`, `apps`, `programs`, `noisy`, `ordinary`, `peers`, `context-switches`.
 
 use clap::Args;
+use tidegate_lab::experiments::compare::peers::{self, PeerSelection};
 use tidegate_lab::experiments::compare::{connections, noisy, ordinary, programs};
 use tidegate_lab::testbed::apps::echo_server;
 use tidegate_lab::testbed::tcp::TcpLabConfig;
@@ -96,6 +97,29 @@ impl OrdinaryLab {
         let whole = TcpLabConfig { seconds: 1.0, ..TcpLabConfig::default() };
         let config = self.lab.config_from(whole);
         self.lab.output.write(&ordinary::run(&config, self.only.as_deref())?)
+    }
+}
+
+/// Flags of `lab peers`.
+#[derive(Args)]
+pub(crate) struct PeersLab {
+    #[command(flatten)]
+    lab: TcpLab,
+    /// Measure only these peers, by name [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    peers: Vec<String>,
+    /// Measure only the cases whose names contain this text, as "UDP IPv6" or "stream in"
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+}
+
+impl PeersLab {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        // Many cases on many stacks: less time keeps the whole below ten minutes.
+        let whole = TcpLabConfig { seconds: 0.6, ..TcpLabConfig::default() };
+        let config = self.lab.config_from(whole);
+        let selection = PeerSelection { peers: self.peers, case: self.only };
+        self.lab.output.write(&peers::run(&config, &selection)?)
     }
 }
 

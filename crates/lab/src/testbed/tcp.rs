@@ -4,6 +4,7 @@
 //! frames on the veth pair have at most 1,514 bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -230,10 +231,7 @@ impl TcpTestbed {
         flags: &[&str],
     ) -> Result<RunningServer, LabError> {
         let end = &self.pair.b;
-        let receive_work = server_kind.receive_work();
-        ReceiveWork::reset(end)?;
-        end.ethtool(&["gro", if receive_work.needs_napi() { "on" } else { "off" }])?;
-        receive_work.place(end, self.server_core)?;
+        self.place_receive_work(server_kind.receive_work())?;
         let mut command = end.namespace.command_on_core(self.server_core, programs::tidegate()?);
         command.args(["serve", "echo", "--listen", &ECHO_PORT.to_string(), "--json"]);
         command.args(["--cpu", &self.server_core.to_string()]);
@@ -254,6 +252,34 @@ impl TcpTestbed {
         };
         command.args(flags);
         let mut process = ServerProcess::start(&server_kind.name(), &mut command)?;
+        process.wait_for_first_line()?;
+        Ok(RunningServer { process, target: SocketAddr::new(address, ECHO_PORT) })
+    }
+
+    fn place_receive_work(&self, receive_work: ReceiveWork) -> Result<(), LabError> {
+        let end = &self.pair.b;
+        ReceiveWork::reset(end)?;
+        end.ethtool(&["gro", if receive_work.needs_napi() { "on" } else { "off" }])?;
+        receive_work.place(end, self.server_core)
+    }
+
+    /// Starts a server that is no part of Tidegate, at an address of `family` that the kernel does not
+    /// have: `program` on the server's core, with `arguments` beside those of the device.
+    pub(crate) fn start_peer(
+        &self,
+        name: &str,
+        program: &Path,
+        receive_work: ReceiveWork,
+        family: Family,
+        arguments: &[&str],
+    ) -> Result<RunningServer, LabError> {
+        let end = &self.pair.b;
+        self.place_receive_work(receive_work)?;
+        let (address, prefix_bits) = family.server(false);
+        let mut command = end.namespace.command_on_core(self.server_core, program);
+        command.args(["--iface", &end.device, "--address", &format!("{address}/{prefix_bits}")]);
+        command.args(["--port", &ECHO_PORT.to_string()]).args(arguments);
+        let mut process = ServerProcess::start(name, &mut command)?;
         process.wait_for_first_line()?;
         Ok(RunningServer { process, target: SocketAddr::new(address, ECHO_PORT) })
     }

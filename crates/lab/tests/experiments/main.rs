@@ -3,6 +3,7 @@
 mod dpdk;
 mod flood;
 mod kernel;
+mod peers;
 mod program;
 #[path = "../support/mod.rs"]
 mod support;

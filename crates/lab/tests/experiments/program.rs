@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::support::{fails_with, is_root, lab, laboratory, wait_until};
+use super::support::{can_run, fails_with, is_root, lab, laboratory, wait_until};
 
 /// A folder with the laboratory alone, as a link: the program finds its folder by its own path.
 fn laboratory_alone() -> tempfile::TempDir {
@@ -137,4 +137,22 @@ fn memory_does_not_grow_in_a_soak_test() {
     let result = lab(&["soak", "--seconds", "1", "--faults", "0.1"]);
     let growth_bytes = result["figures"]["growth_bytes"].as_f64().unwrap();
     assert!(growth_bytes < f64::from(16 << 20), "{result}");
+}
+
+#[test]
+fn growth_lab_compares_many_with_few() {
+    if !can_run("lab growth", &["valgrind"]) {
+        return;
+    }
+    let few = ["--active-connections", "20", "--connections", "200", "--messages", "2000"];
+    let small = ["--quick", "--seconds", "0.05", "--socket-count", "200", "--packets", "100"];
+    let result = lab(&[&["growth"], &few[..], &small[..]].concat());
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 + 2 + 4, "two counts of each part, two families of lookups: {rows:?}");
+    assert!(rows.iter().all(|row| row["value"].as_f64() > Some(0.0)), "{rows:?}");
+    for figure in ["active_among_200", "programs_64_cpu_ratio", "lookup_growth"] {
+        assert!(result["figures"][figure].as_f64() > Some(0.0), "{result}");
+    }
+    // Instructions do not depend on the machine.
+    assert!(result["figures"]["lookup_growth"].as_f64() < Some(2.0), "{result}");
 }

@@ -19,7 +19,8 @@ use crate::testbed::tcp::{
 
 /// Connections that send requests, whatever the number of idle connections.
 const ACTIVE_CONNECTIONS: usize = 500;
-const CONNECTIONS_PER_SOURCE: usize = 16_000;
+/// Connections from one source address.
+pub(super) const CONNECTIONS_PER_SOURCE: usize = 16_000;
 
 /// Server of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,9 @@
 //! `lab ordinary`: an ordinary day. A client on kernel sockets that never sleeps, on core 0; a server
 //! on core 1, on Tidegate as it starts by itself, and on the kernel at its best.
 
-use std::fmt;
-
 use serde_json::{Value, json};
-use tidegate_load::{Exchange, LinkKind, SpinningConfig, TcpLoadConfig};
 
+use super::spinning_client::{Case, MANY_IN_FLIGHT, Run, Traffic};
 use crate::error::LabError;
 use crate::experiments::kernel_best::{FIRST_PASS_SECONDS, FirstPass, Goal};
 use crate::report::experiment::{Experiment, KernelRows};
@@ -16,179 +14,39 @@ use crate::testbed::tcp::{
     Family, KernelProgram, ServerKind, TcpLabConfig, TcpTestbed, choose_cores,
 };
 
-const MESSAGE_BYTES: usize = 64;
-/// Requests in flight of a busy client.
-const MANY_IN_FLIGHT: usize = 64;
-/// Bytes of one write of a stream.
-const WRITE_BYTES: usize = 64 << 10;
+const TRAFFIC: [Traffic; 8] = [
+    Traffic::Tcp { connections: 1 },
+    Traffic::Tcp { connections: MANY_IN_FLIGHT },
+    Traffic::Udp { in_flight: 1 },
+    Traffic::Udp { in_flight: MANY_IN_FLIGHT },
+    Traffic::Stream { into_server: true, offload: false },
+    Traffic::Stream { into_server: false, offload: false },
+    Traffic::Stream { into_server: true, offload: true },
+    Traffic::Stream { into_server: false, offload: true },
+];
 
-/// Traffic between client and server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Traffic {
-    /// Echoed messages on TCP connections, one in flight on each.
-    Tcp { connections: usize },
-    /// Echoed datagrams.
-    Udp { in_flight: usize },
-    /// Bytes one way on one TCP connection.
-    Stream { into_server: bool, offload: bool },
-}
-
-impl Traffic {
-    const ALL: [Self; 8] = [
-        Self::Tcp { connections: 1 },
-        Self::Tcp { connections: MANY_IN_FLIGHT },
-        Self::Udp { in_flight: 1 },
-        Self::Udp { in_flight: MANY_IN_FLIGHT },
-        Self::Stream { into_server: true, offload: false },
-        Self::Stream { into_server: false, offload: false },
-        Self::Stream { into_server: true, offload: true },
-        Self::Stream { into_server: false, offload: true },
-    ];
-
-    /// Figure to which the worst case of the traffic counts.
-    fn figure(self) -> &'static str {
-        match self {
-            Self::Tcp { connections: 1 } | Self::Udp { in_flight: 1 } => "latency_ratio",
-            Self::Tcp { .. } | Self::Udp { .. } => "rate_64_ratio",
-            Self::Stream { into_server: true, offload: false } => "stream_in_ratio",
-            Self::Stream { into_server: false, offload: false } => "stream_out_ratio",
-            Self::Stream { into_server: true, offload: true } => "stream_in_gso_ratio",
-            Self::Stream { into_server: false, offload: true } => "stream_out_gso_ratio",
-        }
-    }
-
-    fn goal(self) -> Goal {
-        match self.figure() {
-            "latency_ratio" => Goal::Lowest,
-            _ => Goal::Highest,
-        }
-    }
-
-    fn unit(self) -> &'static str {
-        match self {
-            _ if self.goal() == Goal::Lowest => "us",
-            Self::Stream { .. } => "Gbit/s",
-            _ => "/s",
-        }
-    }
-
-    /// The kernel's servers for this traffic.
-    fn kernel_servers(self) -> Vec<ServerKind> {
-        let datagrams = ReceiveWork::KERNEL.map(|work| {
-            // Datagrams have one program.
-            ServerKind::Kernel(KernelProgram::Epoll, work)
-        });
-        match self {
-            Self::Tcp { .. } => ServerKind::KERNEL.to_vec(),
-            Self::Udp { .. } => datagrams.to_vec(),
-            Self::Stream { .. } => ServerKind::kernel_stream_servers(),
-        }
-    }
-
-    fn serve_flags(self) -> &'static [&'static str] {
-        match self {
-            Self::Tcp { .. } => &["--tcp"],
-            Self::Udp { .. } => &[],
-            Self::Stream { into_server: true, .. } => &["--tcp", "--sink"],
-            Self::Stream { into_server: false, .. } => &["--tcp", "--source"],
-        }
+/// Figure to which the worst case of the traffic counts.
+fn figure(traffic: Traffic) -> &'static str {
+    match traffic {
+        Traffic::Tcp { connections: 1 } | Traffic::Udp { in_flight: 1 } => "latency_ratio",
+        Traffic::Tcp { .. } | Traffic::Udp { .. } => "rate_64_ratio",
+        Traffic::Stream { into_server: true, offload: false } => "stream_in_ratio",
+        Traffic::Stream { into_server: false, offload: false } => "stream_out_ratio",
+        Traffic::Stream { into_server: true, offload: true } => "stream_in_gso_ratio",
+        Traffic::Stream { into_server: false, offload: true } => "stream_out_gso_ratio",
     }
 }
 
-/// Traffic by one address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Case {
-    traffic: Traffic,
-    family: Family,
-}
-
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let family = self.family.name();
-        match self.traffic {
-            Traffic::Tcp { connections } => write!(f, "TCP {family}, {connections} in flight"),
-            Traffic::Udp { in_flight } => write!(f, "UDP {family}, {in_flight} in flight"),
-            Traffic::Stream { into_server, offload } => {
-                let way = if into_server { "in" } else { "out" };
-                let frames = if offload { "segments with offloads" } else { "frames" };
-                write!(f, "stream {way} {family}, {frames}")
-            }
-        }
-    }
-}
-
-/// One measurement.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    /// Median latency in us, requests per second, or gigabits per second.
-    value: f64,
-    /// Busy time of the server's core for each unit of work, in us: a request, or a kilobyte.
-    server_us: f64,
-}
-
-impl Case {
-    fn measure(
-        self,
-        testbed: &TcpTestbed,
-        server_kind: ServerKind,
-        seconds: f64,
-    ) -> Result<Run, LabError> {
-        let offload = matches!(self.traffic, Traffic::Stream { offload: true, .. });
-        testbed.set_offload(offload)?;
-        let server = testbed.start_echo(server_kind, self.family, self.traffic.serve_flags())?;
-        if offload {
-            testbed.coalesce()?;
-        }
-        let warm_up_seconds = seconds / 4.0;
-        let tcp = TcpLoadConfig {
-            seconds,
-            warm_up_seconds,
-            spins: true,
-            ..testbed.load_config(&server, LinkKind::Kernel)
-        };
-        let run = match self.traffic {
-            Traffic::Udp { in_flight } => {
-                let (report, server_core) = testbed.measure_udp(&SpinningConfig {
-                    target: server.target,
-                    in_flight,
-                    bytes: MESSAGE_BYTES,
-                    warm_up_seconds,
-                    seconds,
-                    core: testbed.load_core(),
-                })?;
-                self.run(report.latency.p50_us, report.answered_pps, server_core.busy_percent)
-            }
-            Traffic::Tcp { connections } => {
-                let run = testbed.measure(&TcpLoadConfig {
-                    connections,
-                    message_bytes: MESSAGE_BYTES,
-                    ..tcp
-                })?;
-                let (load, core) = (run.load, run.server_core);
-                self.run(load.latency.p50_us, load.requests_per_second, core.busy_percent)
-            }
-            Traffic::Stream { into_server, .. } => {
-                let exchange = if into_server { Exchange::Send } else { Exchange::Receive };
-                let run = testbed.measure(&TcpLoadConfig {
-                    exchange,
-                    message_bytes: WRITE_BYTES,
-                    ..tcp
-                })?;
-                let bytes = match into_server {
-                    true => run.load.sent_bytes_per_second,
-                    false => run.load.received_bytes_per_second,
-                };
-                let busy_us = run.server_core.busy_percent / 100.0 * 1e6;
-                Run { value: bytes * 8.0 / 1e9, server_us: busy_us / (bytes / 1e3).max(1.0) }
-            }
-        };
-        server.process.stop();
-        Ok(run)
-    }
-
-    fn run(self, p50_us: f64, per_second: f64, busy_percent: f64) -> Run {
-        let value = if self.traffic.goal() == Goal::Lowest { p50_us } else { per_second };
-        Run { value, server_us: busy_percent / 100.0 * 1e6 / per_second.max(1.0) }
+/// The kernel's servers for the traffic.
+fn kernel_servers(traffic: Traffic) -> Vec<ServerKind> {
+    let datagrams = ReceiveWork::KERNEL.map(|work| {
+        // Datagrams have one program.
+        ServerKind::Kernel(KernelProgram::Epoll, work)
+    });
+    match traffic {
+        Traffic::Tcp { .. } => ServerKind::KERNEL.to_vec(),
+        Traffic::Udp { .. } => datagrams.to_vec(),
+        Traffic::Stream { .. } => ServerKind::kernel_stream_servers(),
     }
 }
 
@@ -246,14 +104,14 @@ pub fn run(config: &TcpLabConfig, only: Option<&str>) -> Result<Experiment, LabE
     let cases = cases(only)?;
     testbed.wait_for_ipv6()?;
     let first_seconds = (config.seconds / 4.0).clamp(0.1, FIRST_PASS_SECONDS);
-    let ways = cases.iter().map(|case| case.traffic.kernel_servers().len()).sum();
+    let ways = cases.iter().map(|case| kernel_servers(case.traffic).len()).sum();
     let progress = Progress::of_part("first pass", ways);
     let mut results = Vec::new();
     for case in cases {
-        let servers = case.traffic.kernel_servers();
+        let servers = kernel_servers(case.traffic);
         let kernel =
             FirstPass::measure(case.traffic.goal(), &servers, ServerKind::name, |server_kind| {
-                let run = case.measure(&testbed, server_kind, first_seconds)?;
+                let run = case.measure_serve(&testbed, server_kind, first_seconds)?;
                 step(&progress, case, server_kind, run);
                 Ok(run.value)
             })?;
@@ -266,7 +124,7 @@ pub fn run(config: &TcpLabConfig, only: Option<&str>) -> Result<Experiment, LabE
             for (server_kind, runs) in
                 [(kernel.best(), kernel_runs), (ServerKind::TidegateDefault, own_runs)]
             {
-                let run = case.measure(&testbed, server_kind, config.seconds)?;
+                let run = case.measure_serve(&testbed, server_kind, config.seconds)?;
                 step(&progress, *case, server_kind, run);
                 runs.push(run);
             }
@@ -277,12 +135,12 @@ pub fn run(config: &TcpLabConfig, only: Option<&str>) -> Result<Experiment, LabE
 
 fn cases(only: Option<&str>) -> Result<Vec<Case>, LabError> {
     let of_traffic = |traffic| Family::ALL.map(|family| Case { traffic, family });
-    let all = Traffic::ALL.into_iter().flat_map(of_traffic);
+    let all = TRAFFIC.into_iter().flat_map(of_traffic);
     let is_wanted = |case: &Case| only.is_none_or(|only| case.to_string().contains(only));
     let cases: Vec<Case> = all.filter(is_wanted).collect();
     if cases.is_empty() {
         let only = only.unwrap_or_default();
-        let example = Case { traffic: Traffic::ALL[0], family: Family::V4 };
+        let example = Case { traffic: TRAFFIC[0], family: Family::V4 };
         return Err(LabError::Config(format!("no case contains {only:?}; one is {example}")));
     }
     Ok(cases)
@@ -300,22 +158,22 @@ fn step(progress: &Progress, case: Case, server_kind: ServerKind, run: Run) {
 
 fn conclude(results: &[CaseResults]) -> Experiment {
     let mut result = Experiment::new("ordinary");
-    for traffic in Traffic::ALL {
-        let figure = traffic.figure();
-        if result.figures.contains_key(figure) {
+    for traffic in TRAFFIC {
+        let name = figure(traffic);
+        if result.figures.contains_key(name) {
             continue;
         }
-        let of_figure = results.iter().filter(|one| one.case.traffic.figure() == figure);
+        let of_figure = results.iter().filter(|one| figure(one.case.traffic) == name);
         // The worse of protocols and families.
         let worst = match traffic.goal() {
             Goal::Lowest => of_figure.max_by(|one, other| one.ratio().total_cmp(&other.ratio())),
             Goal::Highest => of_figure.min_by(|one, other| one.ratio().total_cmp(&other.ratio())),
         };
         if let Some(worst) = worst {
-            result.compare_with_best(figure, worst.ratio(), worst.kernel_rows());
+            result.compare_with_best(name, worst.ratio(), worst.kernel_rows());
         }
     }
-    let busy = results.iter().filter(|one| one.case.traffic.figure() == "rate_64_ratio");
+    let busy = results.iter().filter(|one| figure(one.case.traffic) == "rate_64_ratio");
     if let Some(worst) = busy.map(CaseResults::cpu_ratio).reduce(f64::max) {
         result.figure("cpu_64_ratio", round_to_thousandths(worst));
     }
@@ -340,7 +198,7 @@ mod tests {
 
     #[test]
     fn cases_are_chosen_by_their_words() {
-        assert_eq!(cases(None).unwrap().len(), 2 * Traffic::ALL.len());
+        assert_eq!(cases(None).unwrap().len(), 2 * TRAFFIC.len());
         assert_eq!(cases(Some("UDP IPv6")).unwrap().len(), 2);
         assert!(cases(Some("no such case")).unwrap_err().to_string().contains("no such case"));
     }

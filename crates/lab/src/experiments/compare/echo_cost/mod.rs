@@ -17,6 +17,8 @@ use serde_json::json;
 use tidegate_load::template::{FrameTemplate, sum};
 
 use self::random_flows::{FLOW_COUNT, MAX_PAYLOAD_BYTES, MIN_PAYLOAD_BYTES};
+#[cfg(test)]
+use self::testbed::PORTS_PER_ADDRESS;
 use self::testbed::{BURST_FRAMES, ChecksumMode, EchoTestbed, Flows};
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
@@ -35,11 +37,23 @@ pub struct EchoCostConfig {
     pub callgrind: bool,
     /// Echo this traffic only.
     pub traffic: Option<Traffic>,
+    /// UDP sockets of the stack, one of which echoes; on several addresses if they are more than
+    /// an address has ports. For [`Traffic::OneFlow`].
+    pub sockets: usize,
+    /// Packets on the link at a time, for [`Traffic::OneFlow`].
+    pub burst: usize,
 }
 
 impl Default for EchoCostConfig {
     fn default() -> Self {
-        Self { packets: 100_000, ipv6: false, callgrind: false, traffic: None }
+        Self {
+            packets: 100_000,
+            ipv6: false,
+            callgrind: false,
+            traffic: None,
+            sockets: 1,
+            burst: BURST_FRAMES,
+        }
     }
 }
 
@@ -78,26 +92,30 @@ impl Traffic {
     }
 
     /// Packets on the link at a time.
-    fn burst_frames(self) -> usize {
-        if self == Self::RandomFlowsSingly { 1 } else { BURST_FRAMES }
+    fn burst_frames(self, config: &EchoCostConfig) -> usize {
+        match self {
+            Self::OneFlow => config.burst,
+            Self::RandomFlows => BURST_FRAMES,
+            Self::RandomFlowsSingly => 1,
+        }
     }
 
     /// Name of the figure for this traffic.
     fn figure(self, quantity: &str) -> String {
         match self {
             Self::OneFlow => format!("{quantity}_per_packet"),
-            _ => format!(
-                "{quantity}_per_packet_{FLOW_COUNT}_flows_mixed_sizes_burst_{}",
-                self.burst_frames()
-            ),
+            Self::RandomFlows | Self::RandomFlowsSingly => {
+                let burst = if self == Self::RandomFlows { BURST_FRAMES } else { 1 };
+                format!("{quantity}_per_packet_{FLOW_COUNT}_flows_mixed_sizes_burst_{burst}")
+            }
         }
     }
 
     /// Echoes `packets` packets and returns the number of correct echoes.
-    fn echo(self, packets: u64, ipv6: bool) -> Result<u64, LabError> {
+    fn echo(self, packets: u64, config: &EchoCostConfig) -> Result<u64, LabError> {
         match self {
-            Self::OneFlow => echo_one_flow(packets, ipv6),
-            _ => random_flows::echo(packets, ipv6, self.burst_frames()),
+            Self::OneFlow => echo_one_flow(packets, config),
+            _ => random_flows::echo(packets, config.ipv6, self.burst_frames(config)),
         }
     }
 }
@@ -129,18 +147,15 @@ pub fn run(config: &EchoCostConfig) -> Result<Experiment, LabError> {
     let selected = |traffic: &Traffic| config.traffic.is_none_or(|only| only == *traffic);
     let few = config.packets;
     for traffic in Traffic::ALL.into_iter().filter(selected) {
-        let burst = traffic.burst_frames();
+        let burst = traffic.burst_frames(config);
         let row = if config.callgrind {
-            let many = 3 * few;
-            let instructions = count_instructions(many, config.ipv6, traffic)?
-                .saturating_sub(count_instructions(few, config.ipv6, traffic)?);
-            let per_packet = instructions as f64 / (many - few) as f64;
+            let per_packet = instructions_per_packet(traffic, config)?;
             result.figure(&traffic.figure("instructions"), round_to_tenths(per_packet));
             json!({"traffic": traffic.name(), "family": family, "burst": burst,
                 "instructions_per_packet": per_packet})
         } else {
             let start = Instant::now();
-            let echoed = traffic.echo(few, config.ipv6)?;
+            let echoed = traffic.echo(few, config)?;
             let ns_per_packet = start.elapsed().as_nanos() as f64 / echoed as f64;
             result.figure("packets", echoed as f64);
             result.figure(&traffic.figure("ns"), round_to_tenths(ns_per_packet));
@@ -157,8 +172,9 @@ pub fn run(config: &EchoCostConfig) -> Result<Experiment, LabError> {
         ));
     }
     result.note(format!(
-        "one-flow: {PAYLOAD_BYTES} bytes of payload, {family}, bursts of {BURST_FRAMES}; the device \
-         fills in the checksums of the replies"
+        "one-flow: {PAYLOAD_BYTES} bytes of payload, {family}, bursts of {}; the device fills in the \
+         checksums of the replies",
+        config.burst
     ));
     result.note(format!(
         "random-flows: {FLOW_COUNT} flows in random order, payloads of {MIN_PAYLOAD_BYTES} to \
@@ -173,9 +189,22 @@ fn round_to_tenths(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
+/// Instructions of the echo of a packet: those of three times as many packets as `config` says without
+/// those of that number, so that the start does not count.
+pub(super) fn instructions_per_packet(
+    traffic: Traffic,
+    config: &EchoCostConfig,
+) -> Result<f64, LabError> {
+    let (few, many) = (config.packets, 3 * config.packets);
+    let instructions = count_instructions(many, traffic, config)?
+        .saturating_sub(count_instructions(few, traffic, config)?);
+    Ok(instructions as f64 / (many - few) as f64)
+}
+
 /// Echoes `packets` packets of one flow and returns the number of correct echoes.
-fn echo_one_flow(packets: u64, ipv6: bool) -> Result<u64, LabError> {
-    let mut testbed = EchoTestbed::new(ipv6, Flows::One, ChecksumMode::Device)?;
+fn echo_one_flow(packets: u64, config: &EchoCostConfig) -> Result<u64, LabError> {
+    let EchoCostConfig { ipv6, sockets, .. } = *config;
+    let mut testbed = EchoTestbed::with_sockets(ipv6, Flows::One, ChecksumMode::Device, sockets)?;
     testbed.resolve_driver()?;
     let template = FrameTemplate::new(&testbed.addressing);
     let payload: Vec<u8> = (0..PAYLOAD_BYTES).map(|i| i as u8).collect();
@@ -185,7 +214,7 @@ fn echo_one_flow(packets: u64, ipv6: bool) -> Result<u64, LabError> {
     let expected = testbed.expected_echo(0, &payload);
     let mut echoed = 0;
     while echoed < packets {
-        let burst = (packets - echoed).min(BURST_FRAMES as u64) as usize;
+        let burst = (packets - echoed).min(config.burst as u64) as usize;
         testbed.driver.transmit_copies(burst, &frame);
         testbed.serve(burst)?;
         let echo_count = testbed.receive_echoes(&expected);
@@ -203,11 +232,17 @@ fn missing_echoes(sent: usize, echoed: usize) -> LabError {
 
 /// Runs this executable again under callgrind and returns the instructions that callgrind
 /// counted.
-fn count_instructions(packets: u64, ipv6: bool, traffic: Traffic) -> Result<u64, LabError> {
+fn count_instructions(
+    packets: u64,
+    traffic: Traffic,
+    config: &EchoCostConfig,
+) -> Result<u64, LabError> {
     let executable = programs::laboratory()?;
     let mut command = callgrind(&executable);
     command.args(["echo-cost", "--packets", &packets.to_string(), "--traffic", traffic.name()]);
-    if ipv6 {
+    command.args(["--socket-count", &config.sockets.to_string()]);
+    command.args(["--burst", &config.burst.to_string()]);
+    if config.ipv6 {
         command.arg("--ipv6");
     }
     let output = output(&mut command, "valgrind")?;
@@ -238,9 +273,13 @@ mod tests {
     #[test]
     fn echoes_every_packet() {
         for ipv6 in [false, true] {
+            let config = EchoCostConfig { ipv6, ..EchoCostConfig::default() };
             for traffic in Traffic::ALL {
-                assert_eq!(traffic.echo(1000, ipv6).unwrap(), 1000, "{traffic:?}, IPv6: {ipv6}");
+                let echoed = traffic.echo(1000, &config).unwrap();
+                assert_eq!(echoed, 1000, "{traffic:?}, IPv6: {ipv6}");
             }
+            let config = EchoCostConfig { sockets: PORTS_PER_ADDRESS + 2, burst: 1, ..config };
+            assert_eq!(Traffic::OneFlow.echo(1000, &config).unwrap(), 1000, "IPv6: {ipv6}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate::device::mem::{MemConfig, MemDevice, wire};
-use tidegate::{Net, NetConfig, UdpSocket};
+use tidegate::{IpCidr, Limits, Net, NetConfig, UdpSocket};
 use tidegate_load::template::{Addressing, FrameTemplate, fold, sum};
 use tidegate_load::{neighbour, neighbour::NeighbourEvent};
 
@@ -12,6 +12,10 @@ use crate::error::LabError;
 /// Maximum number of frames on the link at a time.
 pub(super) const BURST_FRAMES: usize = 32;
 const ECHO_PORT: u16 = 7777;
+/// First port of the other sockets.
+const FIRST_OTHER_PORT: u16 = 1_024;
+/// Sockets for which one address is enough.
+pub(super) const PORTS_PER_ADDRESS: usize = 50_000;
 const DRIVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const SERVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// Last part of the first of many addresses of the driver.
@@ -42,10 +46,22 @@ pub(super) struct EchoTestbed {
     server: UdpSocket,
     checksums: ChecksumMode,
     pub(super) addressing: Addressing,
+    _idle_sockets: Vec<UdpSocket>,
 }
 
 impl EchoTestbed {
     pub(super) fn new(ipv6: bool, flows: Flows, checksums: ChecksumMode) -> Result<Self, LabError> {
+        Self::with_sockets(ipv6, flows, checksums, 1)
+    }
+
+    /// As [`EchoTestbed::new`], with `sockets` sockets: the echo server is one of them, and each port
+    /// has one on each address.
+    pub(super) fn with_sockets(
+        ipv6: bool,
+        flows: Flows,
+        checksums: ChecksumMode,
+        sockets: usize,
+    ) -> Result<Self, LabError> {
         let config_error = |error: &dyn std::fmt::Display| LabError::Config(error.to_string());
         let config = MemConfig::default()
             .macs([DRIVER_MAC, SERVER_MAC])
@@ -67,8 +83,14 @@ impl EchoTestbed {
             ([10, 0, 0, 2].into(), [10, 0, 0, driver_host].into(), "10.0.0.2/24")
         };
         let cidr = cidr.parse().map_err(|error| config_error(&error))?;
-        let net = NetConfig::new(device).address(cidr).seed([7; 16]);
-        let net = Net::open(net).map_err(|error| config_error(&error))?;
+        let mut limits = Limits::default();
+        limits.sockets = limits.sockets.max(sockets);
+        let mut config = NetConfig::new(device).address(cidr).seed([7; 16]).limits(limits);
+        let others = other_addresses(cidr, sockets.div_ceil(PORTS_PER_ADDRESS).max(1) - 1);
+        for other in &others {
+            config = config.address(*other);
+        }
+        let net = Net::open(config).map_err(|error| config_error(&error))?;
         let target = SocketAddr::new(server_address, ECHO_PORT);
         let server = UdpSocket::bind(&net, target)
             .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
@@ -82,7 +104,10 @@ impl EchoTestbed {
             port_count,
             target,
         };
-        Ok(Self { driver, net, server, checksums, addressing })
+        let addresses = std::iter::once(server_address).chain(others.iter().map(IpCidr::address));
+        let addresses: Vec<IpAddr> = addresses.collect();
+        let idle_sockets = bind_others(&net, &addresses, sockets - 1)?;
+        Ok(Self { driver, net, server, checksums, addressing, _idle_sockets: idle_sockets })
     }
 
     /// Sends one packet from each of the driver's addresses, and replies to the server's ARP or NDP
@@ -199,6 +224,26 @@ impl EchoTestbed {
             Err(error) => Err(LabError::io("the echo socket failed")(error)),
         }
     }
+}
+
+/// Addresses beside `first`, each in a network of its own, so that none is preferred for packets to
+/// the driver.
+fn other_addresses(first: IpCidr, count: usize) -> Vec<IpCidr> {
+    let of_network = |number: usize| match first.address() {
+        IpAddr::V4(_) => IpAddr::from([10, 0, number as u8, 2]),
+        IpAddr::V6(_) => IpAddr::from([0xfd00, 0, 0, number as u16, 0, 0, 0, 2]),
+    };
+    let cidr = |number| IpCidr::new(of_network(number), first.prefix_bits()).ok();
+    (1..=count).filter_map(cidr).collect()
+}
+
+/// Binds `count` sockets, each port on all addresses before the next, but for the echo server's.
+fn bind_others(net: &Net, addresses: &[IpAddr], count: usize) -> Result<Vec<UdpSocket>, LabError> {
+    let all = (FIRST_OTHER_PORT..=u16::MAX)
+        .flat_map(|port| addresses.iter().map(move |&address| SocketAddr::new(address, port)));
+    let others = all.filter(|local| *local != SocketAddr::new(addresses[0], ECHO_PORT)).take(count);
+    let bind = |local| UdpSocket::bind(net, local);
+    others.map(bind).collect::<Result<_, _>>().map_err(LabError::io("cannot bind a socket"))
 }
 
 #[cold]
