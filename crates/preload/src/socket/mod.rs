@@ -8,7 +8,6 @@ pub(crate) mod moving;
 pub(crate) mod options;
 mod receive_time;
 pub(crate) mod tcp;
-pub(crate) mod tcp_info;
 pub(crate) mod transfer;
 pub(crate) mod udp;
 pub(crate) mod zero_copy;
