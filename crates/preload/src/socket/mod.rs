@@ -1,6 +1,5 @@
 //! Sockets that have moved to Tidegate.
 
-pub(crate) mod control;
 pub(crate) mod error_queue;
 pub(crate) mod install;
 pub(crate) mod linger;
@@ -20,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tidegate::{Interest, Net, Readiness, Source, TcpListener, TcpStream, UdpSocket};
+use tidegate_posix::control;
 
 use crate::raw::ControlMessage;
 use crate::sleeper::{self, KernelWaiter};

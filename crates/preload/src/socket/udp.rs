@@ -7,9 +7,9 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
 use tidegate::{DatagramMeta, Source, UdpSocket};
+use tidegate_posix::control::{ControlRequests, SendOptions};
 use tidegate_posix::families::check_families;
 
-use super::control::{ControlRequests, SendOptions};
 use super::receive_time::ReceiveTime;
 use super::tcp::scatter;
 use super::zero_copy::ZeroCopy;

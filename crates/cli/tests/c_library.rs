@@ -1,0 +1,167 @@
+//! Programs in C on the C library, against the kernel and real tools.
+
+mod support;
+
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use support::c_library::{Place, compile, compile_for_kernel, output_of};
+use support::run::{ChildProcess, Daemon};
+use support::{
+    CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Testbed, files, has_programs, is_root,
+    url,
+};
+
+const ECHO: &str = "examples/echo.c";
+const MTCP_SERVER: &str = "examples/mtcp_server.c";
+const MTCP_GET: &str = "examples/mtcp_get.c";
+const FF_SERVER: &str = "examples/ff_server.c";
+
+#[test]
+fn echoes_with_the_kernel_in_both_roles() {
+    if !is_root("c_library") || !has_programs("c_library", &["cc"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let echo = compile(folder.path(), ECHO, &[]);
+    let kernel = compile_for_kernel(folder.path(), ECHO);
+    Place::each(|testbed, place| {
+        let _server = ChildProcess::new(&mut place.command(&echo, &["serve", "7000"]));
+        let kernel = kernel.to_str().unwrap();
+        for address in [SERVER_V4, SERVER_V6] {
+            testbed.wait_for_port(address, 7000);
+            assert_eq!(testbed.tool(kernel, &["call", address, "7000"]), "echoed\n");
+        }
+    });
+    Place::each(|testbed, place| {
+        let mut serve = testbed.client().command(kernel.to_str().unwrap());
+        let _server = ChildProcess::new(serve.args(["serve", "7000"]));
+        for address in [CLIENT_V4, CLIENT_V6] {
+            testbed.wait_for_port(address, 7000);
+            let output = output_of(&mut place.command(&echo, &["call", address, "7000"]));
+            assert_eq!(output, "echoed\n");
+        }
+    });
+}
+
+/// Configuration file of mTCP for the server's side.
+fn mtcp_config(folder: &Path, lines: &str) -> String {
+    let path = folder.join("mtcp.conf");
+    let numbers = "num_mem_ch = 4\nrcvbuf = 65536\nsndbuf = 65536\ntcp_timeout = 30\n\
+                   tcp_timewait = 0\nmax_concurrency = 5000\nmax_num_buffers = 5000\n";
+    std::fs::write(&path, format!("# mTCP\n{numbers}{lines}")).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// Asks a server with curl and wrk, over both families.
+fn check_http(testbed: &Testbed, port: u16, body: &str) {
+    for address in [SERVER_V4, SERVER_V6] {
+        testbed.wait_for_port(address, port);
+        let url = url(address, &format!(":{port}/"));
+        assert_eq!(testbed.tool("curl", &["-sS", "--max-time", "20", &url]), body);
+        let report = testbed.tool("wrk", &["-t1", "-c20", "-d1", &url]);
+        assert!(!report.contains("Socket errors") && !report.contains("Non-2xx"), "{report}");
+        let requests = report.lines().find_map(|line| line.trim().split_once(" requests in "));
+        assert!(requests.unwrap().0.parse::<u64>().unwrap() > 0, "{report}");
+    }
+}
+
+/// Ends a server with SIGTERM; returns its output.
+fn end(server: Child) -> String {
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let output = server.wait_with_output().unwrap();
+    assert!(output.status.success(), "{:?}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn mtcp_server_answers_real_clients() {
+    let tools = ["cc", "curl", "wrk"];
+    if !is_root("c_library") || !has_programs("c_library", &tools) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let server = compile(folder.path(), MTCP_SERVER, &[]);
+    let body: String = (0..5000).map(|n| char::from(b'a' + (n % 26) as u8)).collect();
+    let check = |testbed: &Testbed, config: &str, cores: &str| {
+        let mut command = testbed.server().command(server.to_str().unwrap());
+        command.args(["-f", config, "-N", cores, "-P", "8080", "-s", "5000"]);
+        let child = command.stdout(Stdio::piped()).spawn().unwrap();
+        check_http(testbed, 8080, &body);
+        assert_eq!(end(child), "ended\n");
+    };
+    // A file that was written for mTCP: the addresses are those of the interface.
+    let testbed = Testbed::shared();
+    let lines = format!("io = dpdk\nport = {}\n", testbed.device());
+    check(&testbed, &mtcp_config(folder.path(), &lines), "1");
+    // A stack for each core.
+    let testbed = Testbed::with_queues(2);
+    let lines = format!(
+        "io = xdp\nport = {}\naddr = {SERVER_V4}/24\naddr = {SERVER_V6}/64\n",
+        testbed.device()
+    );
+    check(&testbed, &mtcp_config(folder.path(), &lines), "2");
+    // A daemon, with an attachment for each core.
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
+    let lines = format!("io = daemon\nsocket = {}\n", daemon.socket().display());
+    check(&testbed, &mtcp_config(folder.path(), &lines), "2");
+}
+
+#[test]
+fn mtcp_client_gets_from_a_kernel_server() {
+    if !is_root("c_library") || !has_programs("c_library", &["cc", "python3"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let get = compile(folder.path(), MTCP_GET, &[]);
+    let files = files();
+    let testbed = Testbed::shared();
+    let config = mtcp_config(folder.path(), &format!("io = netmap\nport = {}\n", testbed.device()));
+    for address in [CLIENT_V4, CLIENT_V6] {
+        let mut serve = testbed.client().command("python3");
+        serve.args(["-m", "http.server", "--bind", address, "--directory"]).arg(files.path());
+        let mut serve =
+            serve.arg("8000").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        testbed.wait_for_port(address, 8000);
+        let mut command = testbed.server().command(get.to_str().unwrap());
+        command.args(["-f", &config, "-n", "40", "-c", "8", address, "8000"]);
+        assert_eq!(output_of(command.arg("/small")), "40 responses, 440 bytes\n");
+        let mut command = testbed.server().command(get.to_str().unwrap());
+        command.args(["-f", &config, "-n", "4", "-c", "2", address, "8000"]);
+        assert_eq!(output_of(command.arg("/large")), "4 responses, 12000000 bytes\n");
+        serve.kill().unwrap();
+        serve.wait().unwrap();
+    }
+}
+
+#[test]
+fn ff_server_answers_real_clients() {
+    if !is_root("c_library") || !has_programs("c_library", &["cc", "curl", "wrk"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let server = compile(folder.path(), FF_SERVER, &[]);
+    let check = |testbed: &Testbed, text: &str, kind: &str| {
+        let config = folder.path().join("config.ini");
+        std::fs::write(&config, text).unwrap();
+        let mut command = testbed.server().command(server.to_str().unwrap());
+        command.args(["8080", kind, "--conf"]).arg(config).args(["--proc-id", "0"]);
+        let child = command.stdout(Stdio::piped()).spawn().unwrap();
+        check_http(testbed, 8080, "high water\n");
+        assert_eq!(end(child), "ended\n");
+    };
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let own = format!(
+        "[dpdk]\nlcore_mask=1\nport_list=0\n[port0]\naddr={SERVER_V4}\nnetmask=255.255.255.0\n\
+         addr6={SERVER_V6}\nprefix_len=64\n[tidegate]\niface={}\n",
+        testbed.device()
+    );
+    check(&testbed, &own, "kqueue");
+    check(&testbed, &own, "epoll");
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start(&testbed, &[]);
+    let attached = format!("[tidegate]\nsocket={}\n", daemon.socket().display());
+    check(&testbed, &attached, "kqueue");
+}
