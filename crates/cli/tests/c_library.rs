@@ -5,13 +5,14 @@ mod support;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use support::c_library::{Place, compile, compile_for_kernel, output_of};
+use support::c_library::{StackHost, compile, compile_for_kernel, output_of};
 use support::run::{ChildProcess, Daemon};
 use support::{
     CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Testbed, files, has_programs, is_root,
     url,
 };
 
+const CALLS: &str = "tests/programs/calls.c";
 const ECHO: &str = "examples/echo.c";
 const MTCP_SERVER: &str = "examples/mtcp_server.c";
 const MTCP_GET: &str = "examples/mtcp_get.c";
@@ -25,7 +26,7 @@ fn echoes_with_the_kernel_in_both_roles() {
     let folder = tempfile::tempdir().unwrap();
     let echo = compile(folder.path(), ECHO, &[]);
     let kernel = compile_for_kernel(folder.path(), ECHO);
-    Place::each(|testbed, place| {
+    StackHost::each(|testbed, place| {
         let _server = ChildProcess::new(&mut place.command(&echo, &["serve", "7000"]));
         let kernel = kernel.to_str().unwrap();
         for address in [SERVER_V4, SERVER_V6] {
@@ -33,7 +34,7 @@ fn echoes_with_the_kernel_in_both_roles() {
             assert_eq!(testbed.tool(kernel, &["call", address, "7000"]), "echoed\n");
         }
     });
-    Place::each(|testbed, place| {
+    StackHost::each(|testbed, place| {
         let mut serve = testbed.client().command(kernel.to_str().unwrap());
         let _server = ChildProcess::new(serve.args(["serve", "7000"]));
         for address in [CLIENT_V4, CLIENT_V6] {
@@ -117,9 +118,13 @@ fn mtcp_client_gets_from_a_kernel_server() {
     let folder = tempfile::tempdir().unwrap();
     let get = compile(folder.path(), MTCP_GET, &[]);
     let files = files();
-    let testbed = Testbed::shared();
-    let config = mtcp_config(folder.path(), &format!("io = netmap\nport = {}\n", testbed.device()));
-    for address in [CLIENT_V4, CLIENT_V6] {
+    // IPv4 from the address of the interface, IPv6 from an own one.
+    let shared = Testbed::shared();
+    let lines = format!("io = netmap\nport = {}\n", shared.device());
+    let own = Testbed::new(DeviceKind::Xdp);
+    let own_lines = format!("io = xdp\nport = {}\naddr = {SERVER_V6}/64\n", own.device());
+    for (testbed, lines, address) in [(shared, lines, CLIENT_V4), (own, own_lines, CLIENT_V6)] {
+        let config = mtcp_config(folder.path(), &lines);
         let mut serve = testbed.client().command("python3");
         serve.args(["-m", "http.server", "--bind", address, "--directory"]).arg(files.path());
         let mut serve =
@@ -164,4 +169,38 @@ fn ff_server_answers_real_clients() {
     let daemon = Daemon::start(&testbed, &[]);
     let attached = format!("[tidegate]\nsocket={}\n", daemon.socket().display());
     check(&testbed, &attached, "kqueue");
+}
+
+#[test]
+fn calls_return_what_the_kernel_returns() {
+    if !is_root("c_library") || !has_programs("c_library", &["cc"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let echo = compile_for_kernel(folder.path(), ECHO);
+    let calls = compile(folder.path(), CALLS, &[]);
+    let on_kernel = compile_for_kernel(folder.path(), CALLS);
+    let addresses = [(SERVER_V4, CLIENT_V4), (SERVER_V6, CLIENT_V6)];
+    let serve = |testbed: &Testbed| {
+        let mut serve = testbed.client().command(echo.to_str().unwrap());
+        let server = ChildProcess::new(serve.args(["serve", "7000"]));
+        addresses.iter().for_each(|(_, client)| testbed.wait_for_port(client, 7000));
+        server
+    };
+    let testbed = Testbed::shared();
+    let _server = serve(&testbed);
+    let expected = addresses.map(|(own, peer)| {
+        let mut command = testbed.server().command(on_kernel.to_str().unwrap());
+        output_of(command.args([own, peer, "7000"]))
+    });
+    StackHost::each(|testbed, place| {
+        let _server = serve(testbed);
+        for ((own, peer), expected) in addresses.iter().zip(&expected) {
+            let got = output_of(&mut place.command(&calls, &[own, peer, "7000"]));
+            for (got, expected) in got.lines().zip(expected.lines()) {
+                assert_eq!(got, expected, "{own}");
+            }
+            assert_eq!(got.lines().count(), expected.lines().count());
+        }
+    });
 }

@@ -160,7 +160,13 @@ impl Socket {
                 }
             }
             Some(_) => return Err(os_error(libc::EISCONN)),
-            None => self.start_connect(peer)?,
+            None => {
+                self.start_connect(peer)?;
+                // Although the peer may have answered already, as at the kernel.
+                if self.is_nonblocking() {
+                    return Err(os_error(libc::EINPROGRESS));
+                }
+            }
         }
         self.wait_connected().map(|()| true)
     }

@@ -51,19 +51,19 @@ pub fn compile_for_kernel(folder: &Path, source: &str) -> PathBuf {
     program
 }
 
-/// Place of the stack of a C program.
-pub enum Place<'s> {
+/// StackHost of the stack of a C program.
+pub enum StackHost<'s> {
     /// A daemon to which the program attaches.
     Attached(Daemon<'s>),
     /// A stack in the program.
     Embedded(&'s Testbed, tempfile::TempDir),
 }
 
-impl Place<'_> {
+impl StackHost<'_> {
     /// Runs the test with a daemon and with an embedded stack.
-    pub fn each(test: impl Fn(&Testbed, &Place<'_>)) {
+    pub fn each(test: impl Fn(&Testbed, &StackHost<'_>)) {
         let testbed = Testbed::new(DeviceKind::Xdp);
-        test(&testbed, &Place::Attached(Daemon::start(&testbed, &[])));
+        test(&testbed, &StackHost::Attached(Daemon::start(&testbed, &[])));
         let testbed = Testbed::new(DeviceKind::Xdp);
         let folder = tempfile::tempdir().unwrap();
         let config = format!(
@@ -71,10 +71,10 @@ impl Place<'_> {
             testbed.device()
         );
         std::fs::write(folder.path().join("tidegate.toml"), config).unwrap();
-        test(&testbed, &Place::Embedded(&testbed, folder));
+        test(&testbed, &StackHost::Embedded(&testbed, folder));
     }
 
-    /// Command that runs a program on this place's stack.
+    /// Command that runs a program on this stack.
     pub fn command(&self, program: &Path, arguments: &[&str]) -> Command {
         let program = program.to_str().unwrap();
         let mut command = match self {
