@@ -212,24 +212,24 @@ impl EpollSet {
         mask: Option<&sigset_t>,
     ) -> io::Result<usize> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let remaining = || match timeout {
-            Some(Duration::ZERO) => timeout,
-            _ => deadline.map(|end| end.saturating_duration_since(Instant::now())),
-        };
-        // Events that wait already need no wait, and leave the signals alone.
-        let count = self.collect_ready(events, self.is_kernel_due())?;
-        if count > 0 && mask.is_none() {
-            return Ok(count);
-        }
+        let remaining = || deadline.map(|end| end.saturating_duration_since(Instant::now()));
         let may_wait = timeout != Some(Duration::ZERO);
-        let kernel_fds = match self.kernel_members.load(Ordering::Relaxed) {
-            0 if !may_wait => Vec::new(),
-            _ => vec![pollfd { fd: self.kernel_fd, events: libc::POLLIN, revents: 0 }],
-        };
-        let mut kernel = KernelWaiter::new(kernel_fds, mask.copied(), may_wait);
+        let on_kernel = pollfd { fd: self.kernel_fd, events: libc::POLLIN, revents: 0 };
+        // Signals that arrive from here on end the wait, also while the stack runs.
+        let mut kernel = KernelWaiter::new(Vec::new(), mask.copied(), may_wait);
+        // Without a signal mask the kernel is asked only if there is nothing else.
+        if mask.is_none() {
+            kernel.leaves_signals = true;
+            self.wait_once(Some(Duration::ZERO), &mut kernel)?;
+            kernel.leaves_signals = false;
+            let count = self.collect_ready(events, !may_wait || self.is_kernel_due())?;
+            if count > 0 || !may_wait {
+                return Ok(count);
+            }
+        }
+        kernel.fds.push(on_kernel);
         loop {
-            let sources = [(&self.poll as &dyn tidegate::Source, Interest::Readable)];
-            let found = self.net.wait(&sources, remaining(), &mut kernel)?;
+            let found = self.wait_once(remaining(), &mut kernel)?;
             let polls_kernel = match kernel.take_polled() {
                 true => kernel.fds.first().is_some_and(|fd| fd.revents != 0),
                 false => self.is_kernel_due(),
@@ -240,6 +240,12 @@ impl EpollSet {
                 return Ok(count);
             }
         }
+    }
+
+    /// Runs the stack until Tidegate's part or the kernel has an event; false when the time is over.
+    fn wait_once(&self, timeout: Option<Duration>, kernel: &mut KernelWaiter) -> io::Result<bool> {
+        let sources = [(&self.poll as &dyn tidegate::Source, Interest::Readable)];
+        self.net.wait(&sources, timeout, kernel)
     }
 
     /// Writes the ready events to `events`; returns their number.

@@ -41,6 +41,8 @@ pub(crate) struct KernelWaiter {
     /// Signal mask during a sleep: the program's, or that of the thread.
     mask: Option<sigset_t>,
     signals: Option<BlockedSignals>,
+    /// Signals wait until the next sleep.
+    pub(crate) leaves_signals: bool,
     /// The last call polled the kernel descriptors.
     has_polled: bool,
 }
@@ -50,7 +52,7 @@ impl KernelWaiter {
     /// the program passed one.
     pub(crate) fn new(fds: Vec<pollfd>, mask: Option<sigset_t>, may_wait: bool) -> Self {
         let signals = may_wait.then(BlockedSignals::new);
-        Self { fds, mask, signals, has_polled: false }
+        Self { fds, mask, signals, leaves_signals: false, has_polled: false }
     }
 
     /// True if the kernel descriptors were polled since the last call of this function.
@@ -61,7 +63,8 @@ impl KernelWaiter {
 
 impl Sleeper for KernelWaiter {
     fn sleep(&mut self, wake: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
-        if wake.is_empty() && self.fds.is_empty() && self.signals.is_none() {
+        let has_nothing = wake.is_empty() && self.fds.is_empty();
+        if has_nothing && (self.leaves_signals || self.signals.is_none()) {
             return Ok(false);
         }
         let own_count = self.fds.len();

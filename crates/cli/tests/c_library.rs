@@ -2,8 +2,11 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader};
+use std::net::UdpSocket;
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use support::c_library::{StackHost, compile, compile_for_kernel, output_of};
 use support::run::{ChildProcess, Daemon};
@@ -17,6 +20,7 @@ const ECHO: &str = "examples/echo.c";
 const MTCP_SERVER: &str = "examples/mtcp_server.c";
 const MTCP_GET: &str = "examples/mtcp_get.c";
 const FF_SERVER: &str = "examples/ff_server.c";
+const ZERO_COPY: &str = "tests/programs/zero_copy.c";
 
 #[test]
 fn echoes_with_the_kernel_in_both_roles() {
@@ -202,5 +206,46 @@ fn calls_return_what_the_kernel_returns() {
             }
             assert_eq!(got.lines().count(), expected.lines().count());
         }
+    });
+}
+
+#[test]
+fn data_is_transferred_in_place() {
+    if !is_root("c_library") || !has_programs("c_library", &["cc"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let echo = compile_for_kernel(folder.path(), ECHO);
+    let program = compile(folder.path(), ZERO_COPY, &[]);
+    StackHost::each(|testbed, host| {
+        let mut serve = testbed.client().command(echo.to_str().unwrap());
+        let _echo = ChildProcess::new(serve.args(["serve", "7000"]));
+        for address in [CLIENT_V4, CLIENT_V6] {
+            testbed.wait_for_port(address, 7000);
+            let output = output_of(&mut host.command(&program, &["call", address, "7000"]));
+            assert_eq!(output, "echoed\n");
+        }
+    });
+    StackHost::each(|testbed, host| {
+        let mut serve = host.command(&program, &["serve", "7000"]);
+        let mut child = serve.stdout(Stdio::piped()).spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        assert_eq!(ready, "ready\n");
+        for (own, address) in [(CLIENT_V4, SERVER_V4), (CLIENT_V6, SERVER_V6)] {
+            let socket = testbed.client().enter(|| UdpSocket::bind((own, 0))).unwrap().unwrap();
+            socket.connect((address, 7000)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+            let mut answer = [0; 64];
+            // A datagram may be lost; that of one byte is never answered.
+            let asked = (0..20).find_map(|_| {
+                socket.send(b"x").unwrap();
+                socket.send(b"high water").unwrap();
+                socket.recv(&mut answer).ok()
+            });
+            assert_eq!(&answer[..asked.unwrap()], b"HIGH WATER");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
     });
 }

@@ -199,7 +199,9 @@ impl Socket {
         }
     }
 
-    /// Repeats `attempt` until it succeeds or fails, waiting for readiness in between.
+    /// Repeats `attempt` until it succeeds or fails, waiting for readiness in between. A call that
+    /// may not wait runs the stack at most once. `attempt` should not run the stack: signals that
+    /// arrive meanwhile do not end the call.
     #[inline]
     pub(crate) fn retry_until_ready<R>(
         &self,
@@ -209,10 +211,14 @@ impl Socket {
     ) -> io::Result<R> {
         match attempt() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if !may_block || self.is_nonblocking() {
-                    return Err(error);
+                if may_block && !self.is_nonblocking() {
+                    return self.wait_and_retry(direction, &mut attempt);
                 }
-                self.wait_and_retry(direction, &mut attempt)
+                // Something may have arrived since the stack ran last.
+                match self.net.run_if_due()? {
+                    true => attempt(),
+                    false => Err(error),
+                }
             }
             result => result,
         }

@@ -110,14 +110,15 @@ impl Socket {
             _ if self.protocol == Protocol::Udp => return Err(os_error(libc::EOPNOTSUPP)),
             _ => return Err(os_error(libc::EINVAL)),
         };
-        let (stream, peer) =
-            self.retry_until_ready(IoDirection::Read, true, || match listener.accept() {
+        let (stream, peer) = self.retry_until_ready(IoDirection::Read, true, || {
+            match self.net.batch(|batch| batch.accept(listener))? {
                 // Another thread has shut the listener down.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => {
                     Err(os_error(libc::EINVAL))
                 }
                 accepted => accepted,
-            })?;
+            }
+        })?;
         let settings = self.settings().accepted();
         stream.set_reset_on_close(settings.resets_on_close());
         let mut accepted = Self::new(&self.net, Protocol::Tcp, self.is_v6);

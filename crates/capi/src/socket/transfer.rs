@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use libc::c_int;
-use tidegate::{DatagramMeta, TcpState, TcpStream, UdpSendOptions};
+use tidegate::{Batch, DatagramMeta, TcpState, TcpStream, UdpSendOptions};
 use tidegate_posix::families::check_families;
 use tidegate_posix::unreachable::with_unreachable_reason;
 
@@ -93,11 +93,13 @@ impl Socket {
         match self.endpoint() {
             Some(Endpoint::Stream(stream)) if flags & !libc::MSG_DONTWAIT == 0 => {
                 let may_block = flags == 0;
-                self.retry_until_ready(IoDirection::Read, may_block, || match stream.recv(buf) {
-                    Ok(0) => self.end_of_stream(),
-                    Ok(len) => Ok(len),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
-                    Err(error) => Err(self.stream_error(stream, error)),
+                self.retry_until_ready(IoDirection::Read, may_block, || {
+                    match self.net.batch(|batch| batch.recv(stream, buf))? {
+                        Ok(0) => self.end_of_stream(),
+                        Ok(len) => Ok(len),
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+                        Err(error) => Err(self.stream_error(stream, error)),
+                    }
                 })
             }
             _ => self.receive(&mut [IoSliceMut::new(buf)], flags).map(|received| received.len),
@@ -136,13 +138,13 @@ impl Socket {
         let mut total = 0;
         loop {
             let received = self.retry_until_ready(IoDirection::Read, may_block, || {
-                let received = match flags & libc::MSG_PEEK {
+                let received = self.net.batch(|batch| match flags & libc::MSG_PEEK {
                     0 => match total {
-                        0 => stream.recv_vectored(bufs),
-                        _ => receive_rest(stream, bufs, total),
+                        0 => batch.recv_vectored(stream, bufs),
+                        _ => receive_rest(batch, stream, bufs, total),
                     },
-                    _ => peek(stream, bufs),
-                };
+                    _ => peek(batch, stream, bufs),
+                })?;
                 received.map_err(|error| self.stream_error(stream, error))
             });
             match received {
@@ -211,7 +213,7 @@ impl Socket {
                 if flags & !PLAIN == 0 && !self.more_follows.load(Ordering::Relaxed) =>
             {
                 let may_block = flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking();
-                let sent = match stream.send(data) {
+                let sent = match self.net.batch(|batch| batch.send(stream, data))? {
                     Ok(len) if len == data.len() || !may_block => return Ok(len),
                     Ok(len) => len,
                     Err(error) if may_block && error.kind() == io::ErrorKind::WouldBlock => 0,
@@ -275,12 +277,12 @@ impl Socket {
         let mut total = already_sent;
         loop {
             let sent = self.retry_until_ready(IoDirection::Write, may_block, || {
-                let sent = match (data, total) {
-                    (_, 0) if wanted == 0 => stream.send(&[]),
-                    ([one], _) => stream.send(&one[total..]),
-                    (_, 0) => stream.send_vectored(data),
-                    _ => stream.send(&joined(data)[total..]),
-                };
+                let sent = self.net.batch(|batch| match (data, total) {
+                    (_, 0) if wanted == 0 => batch.send(stream, &[]),
+                    ([one], _) => batch.send(stream, &one[total..]),
+                    (_, 0) => batch.send_vectored(stream, data),
+                    _ => batch.send(stream, &joined(data)[total..]),
+                })?;
                 sent.map_err(|error| self.stream_error(stream, error))
             });
             match sent {
@@ -328,22 +330,27 @@ impl Socket {
 }
 
 /// Peeks into one joined buffer, since each peek starts at the head of the queue.
-fn peek(stream: &TcpStream, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+fn peek(
+    batch: &mut Batch<'_>,
+    stream: &TcpStream,
+    bufs: &mut [IoSliceMut<'_>],
+) -> io::Result<usize> {
     let mut whole = vec![0; bufs.iter().map(|buf| buf.len()).sum()];
-    let len = stream.peek(&mut whole)?;
+    let len = batch.peek(stream, &mut whole)?;
     scatter(&whole[..len], bufs);
     Ok(len)
 }
 
 /// Receives into the buffers behind the first `filled` bytes.
 fn receive_rest(
+    batch: &mut Batch<'_>,
     stream: &TcpStream,
     bufs: &mut [IoSliceMut<'_>],
     mut filled: usize,
 ) -> io::Result<usize> {
     for buf in bufs {
         if filled < buf.len() {
-            return stream.recv(&mut buf[filled..]);
+            return batch.recv(stream, &mut buf[filled..]);
         }
         filled -= buf.len();
     }

@@ -13,12 +13,14 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -432,6 +434,50 @@ static void datagrams(void)
     SHOW(tg_close(fd));
 }
 
+static void on_alarm(int signum)
+{
+    (void)signum;
+}
+
+static void signals(void)
+{
+    struct sigaction action;
+    /* Repeated: the first signal may come before the call. */
+    struct itimerval often = {{0, 20000}, {0, 20000}}, never = {{0, 0}, {0, 0}};
+    struct timeval limit = {100, 0};
+    struct pollfd poller;
+    struct epoll_event event;
+    char byte;
+    int udp, tcp, set;
+    printf("-- signals\n");
+    OPEN(udp, tg_socket(family, SOCK_DGRAM, 0));
+    SHOW(tg_bind(udp, at(&own), length));
+    OPEN(tcp, tg_socket(family, SOCK_STREAM, 0));
+    SHOW(tg_connect(tcp, at(&peer), length));
+    OPEN(set, tg_epoll_create1(0));
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_alarm;
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    SHOW(tg_recv(udp, &byte, 1, 0));
+    SHOW(tg_recv(tcp, &byte, 1, 0));
+    SHOW(tg_epoll_wait(set, &event, 1, -1));
+    poller.fd = udp;
+    poller.events = POLLIN;
+    SHOW(tg_poll(&poller, 1, -1));
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGALRM, &action, NULL);
+    SHOW(tg_epoll_wait(set, &event, 1, -1));
+    SHOW(tg_poll(&poller, 1, -1));
+    /* A call with a time limit is not restarted. */
+    SHOW(tg_setsockopt(udp, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+    SHOW(tg_recv(udp, &byte, 1, 0));
+    setitimer(ITIMER_REAL, &never, NULL);
+    SHOW(tg_close(set));
+    SHOW(tg_close(tcp));
+    SHOW(tg_close(udp));
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 4)
@@ -444,5 +490,6 @@ int main(int argc, char **argv)
     streams();
     nonblocking();
     datagrams();
+    signals();
     return 0;
 }
