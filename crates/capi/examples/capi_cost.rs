@@ -1,7 +1,8 @@
 //! Measures `capi_cost`: the same calls through the C library and through the Rust library, for
 //! `scripts/cost`, which counts their instructions.
 //!
-//! `capi_cost c|rust udp|tcp COUNT` sends and receives COUNT times on one stack.
+//! `capi_cost c|rust udp|tcp COUNT` sends and receives COUNT times on one stack, which runs in between:
+//! no call waits.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -28,6 +29,7 @@ fn rust_udp(net: &Net, count: u32) -> Result<(), Box<dyn Error>> {
     let mut buf = [0; 64];
     for _ in 0..count {
         assert_eq!(socket.send_to(&PAYLOAD, to)?, 64);
+        net.run_once()?;
         assert_eq!(socket.recv_from(&mut buf)?, (64, to));
     }
     Ok(())
@@ -40,6 +42,7 @@ fn rust_tcp(net: &Net, count: u32) -> Result<(), Box<dyn Error>> {
     let mut buf = [0; 64];
     for _ in 0..count {
         assert_eq!(sender.send(&PAYLOAD)?, 64);
+        net.run_once()?;
         assert_eq!(receiver.recv(&mut buf)?, 64);
     }
     Ok(())
@@ -56,7 +59,7 @@ fn bound(kind: c_int) -> c_int {
     }
 }
 
-fn c_udp(count: u32) {
+fn c_udp(net: &Net, count: u32) -> Result<(), Box<dyn Error>> {
     let (fd, to) = (bound(libc::SOCK_DGRAM), address());
     let mut buf = [0_u8; 64];
     let mut from = address();
@@ -66,6 +69,7 @@ fn c_udp(count: u32) {
             let to: *const sockaddr = (&raw const to).cast();
             let size = size_of::<sockaddr_in>() as socklen_t;
             assert_eq!(tg::tg_sendto(fd, PAYLOAD.as_ptr().cast(), 64, 0, to, size), 64);
+            net.run_once()?;
             let mut len = size;
             let from: *mut sockaddr = (&raw mut from).cast();
             let data: *mut c_void = buf.as_mut_ptr().cast();
@@ -73,9 +77,10 @@ fn c_udp(count: u32) {
             assert_eq!(len, size);
         }
     }
+    Ok(())
 }
 
-fn c_tcp(count: u32) {
+fn c_tcp(net: &Net, count: u32) -> Result<(), Box<dyn Error>> {
     let (listener, to) = (bound(libc::SOCK_STREAM), address());
     let mut buf = [0_u8; 64];
     // SAFETY: buffers and addresses have the given lengths.
@@ -87,9 +92,11 @@ fn c_tcp(count: u32) {
         let receiver = tg::tg_accept(listener, std::ptr::null_mut(), std::ptr::null_mut());
         for _ in 0..count {
             assert_eq!(tg::tg_send(sender, PAYLOAD.as_ptr().cast(), 64, 0), 64);
+            net.run_once()?;
             assert_eq!(tg::tg_recv(receiver, buf.as_mut_ptr().cast(), 64, 0), 64);
         }
     }
+    Ok(())
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -106,14 +113,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     match (library.as_str(), transport.as_str()) {
         ("rust", "udp") => rust_udp(&net, count),
         ("rust", "tcp") => rust_tcp(&net, count),
-        ("c", "udp") => {
-            c_udp(count);
-            Ok(())
-        }
-        ("c", "tcp") => {
-            c_tcp(count);
-            Ok(())
-        }
+        ("c", "udp") => c_udp(&net, count),
+        ("c", "tcp") => c_tcp(&net, count),
         _ => Err("usage: capi_cost c|rust udp|tcp COUNT".into()),
     }
 }

@@ -146,7 +146,7 @@ export! {
         flags: c_int,
         timeout: *mut timespec,
     ) -> c_int = count {
-        let timeout = timespec_timeout(timeout).map_err(|()| os_error(libc::EINVAL))?;
+        let timeout = timespec_timeout(timeout)?;
         message::recvmmsg(fd, messages, count, flags, timeout)
     }
     /// Receives without flags.

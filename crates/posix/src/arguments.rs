@@ -1,6 +1,6 @@
 //! Conversion of C arguments.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
 
@@ -264,17 +264,20 @@ pub fn ms_timeout(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
-/// Timeout from a `timespec`; `None` (no limit) when null, `Err` when invalid.
+/// Timeout from a `timespec`; `None` (no limit) when null.
+///
+/// # Errors
+/// `EINVAL`.
 ///
 /// # Safety
 /// `timeout` is null or valid.
-pub unsafe fn timespec_timeout(timeout: *const timespec) -> Result<Option<Duration>, ()> {
+pub unsafe fn timespec_timeout(timeout: *const timespec) -> io::Result<Option<Duration>> {
     // SAFETY: guaranteed by the caller.
     let Some(time) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
     let (Ok(seconds), Ok(nanoseconds @ 0..1_000_000_000)) =
         (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec))
     else {
-        return Err(());
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
     };
     Ok(Some(Duration::new(seconds, nanoseconds)))
 }

@@ -88,6 +88,12 @@ pub(crate) unsafe fn recvfrom(
     }
     // SAFETY: guaranteed by the caller.
     let data = unsafe { buffer_mut(data, len) }?;
+    if let Some(received) = socket.receive_one_datagram(data, flags) {
+        let (len, sender) = received?;
+        // SAFETY: guaranteed by the caller.
+        unsafe { write_address(&socket, sender, from, from_len) };
+        return Ok(len);
+    }
     let received = socket.receive(&mut [io::IoSliceMut::new(data)], flags)?;
     if !from.is_null() {
         match received.datagram {
@@ -161,6 +167,9 @@ pub(crate) unsafe fn sendto(
     let socket = descriptors::socket(fd)?;
     // SAFETY: guaranteed by the caller.
     let (data, to) = unsafe { (buffer(data, len)?, read_address(to, to_len)?) };
+    if let Some(sent) = socket.send_one_datagram(data, to, flags) {
+        return sent;
+    }
     socket.send(&[io::IoSlice::new(data)], Some(to), UdpSendOptions::default(), flags)
 }
 

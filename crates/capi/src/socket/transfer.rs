@@ -113,6 +113,62 @@ impl Socket {
         }
     }
 
+    /// Receives one datagram; `None` for a connection, and where flags other than `MSG_DONTWAIT`
+    /// are set.
+    ///
+    /// # Errors
+    /// As `recvfrom`.
+    #[inline]
+    pub(crate) fn receive_one_datagram(
+        &self,
+        buf: &mut [u8],
+        flags: c_int,
+    ) -> Option<io::Result<(usize, SocketAddr)>> {
+        let Some(Endpoint::Udp(udp)) = self.endpoint() else { return None };
+        if flags & !libc::MSG_DONTWAIT != 0 {
+            return None;
+        }
+        match udp.recv_from(buf) {
+            // The slow path waits, and knows the errors.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
+            Err(error) => Some(Err(datagram_error(error))),
+            received => Some(received),
+        }
+    }
+
+    /// Sends one datagram to an address of the socket's own family; `None` where the slow path has
+    /// to look at the call.
+    ///
+    /// # Errors
+    /// As `sendto`.
+    #[inline]
+    pub(crate) fn send_one_datagram(
+        &self,
+        data: &[u8],
+        to: SocketAddr,
+        flags: c_int,
+    ) -> Option<io::Result<usize>> {
+        const PLAIN: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let Some(Endpoint::Udp(udp)) = self.endpoint() else { return None };
+        let is_own_family = match to {
+            SocketAddr::V4(_) => !self.is_v6,
+            SocketAddr::V6(v6) => self.is_v6 && v6.ip().to_ipv4_mapped().is_none(),
+        };
+        if !is_own_family
+            || to.port() == 0
+            || flags & !PLAIN != 0
+            || data.len() > MAX_V4_PAYLOAD_BYTES
+        {
+            return None;
+        }
+        match udp.send_with(data, Some(to), UdpSendOptions::default()) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(error) => Some(Err(datagram_error(error))),
+            sent => Some(sent),
+        }
+    }
+
     /// Receives into the buffers in order.
     ///
     /// # Errors
