@@ -39,6 +39,8 @@ fn rust_tcp(net: &Net, count: u32) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(net, ADDRESS)?;
     let sender = TcpStream::connect(net, ADDRESS)?;
     let (receiver, _) = listener.accept()?;
+    // A segment that waited for an acknowledgement would make the next call wait.
+    sender.set_nodelay(true)?;
     let mut buf = [0; 64];
     for _ in 0..count {
         assert_eq!(sender.send(&PAYLOAD)?, 64);
@@ -90,6 +92,10 @@ fn c_tcp(net: &Net, count: u32) -> Result<(), Box<dyn Error>> {
         let size = size_of::<sockaddr_in>() as socklen_t;
         assert_eq!(tg::tg_connect(sender, (&raw const to).cast(), size), 0);
         let receiver = tg::tg_accept(listener, std::ptr::null_mut(), std::ptr::null_mut());
+        let on: c_int = 1;
+        let (value, len) = ((&raw const on).cast(), size_of_val(&on) as socklen_t);
+        let set = tg::tg_setsockopt(sender, libc::IPPROTO_TCP, libc::TCP_NODELAY, value, len);
+        assert_eq!(set, 0);
         for _ in 0..count {
             assert_eq!(tg::tg_send(sender, PAYLOAD.as_ptr().cast(), 64, 0), 64);
             net.run_once()?;

@@ -4,7 +4,7 @@
  *
  * A context belongs to the thread that has created it. Its thread runs the stack while it waits in
  * mtcp_epoll_wait or in a blocking call; several contexts share nothing where each has a core of
- * its own. Socket identifiers are those of the whole process, from small numbers upward.
+ * its own. Socket identifiers count from 0 in each context, and are below max_concurrency.
  *
  * Errors are those of the kernel's calls; EINVAL for a context that is NULL, EPERM for one that was
  * destroyed.

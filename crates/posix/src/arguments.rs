@@ -1,7 +1,7 @@
 //! Conversion of C arguments.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::time::Duration;
 
 use libc::{
@@ -16,6 +16,7 @@ const MAX_BUFFERS: usize = 1024;
 ///
 /// # Safety
 /// `address` is null or points to `len` bytes.
+#[inline]
 pub unsafe fn address(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
     let len = len as usize;
     if address.is_null() || len < size_of::<sockaddr_in>() {
@@ -55,16 +56,38 @@ pub unsafe fn family(address: *const sockaddr, len: socklen_t) -> Option<c_int> 
 ///
 /// # Safety
 /// Both pointers are null or valid; `to` has space for `*len` bytes.
+#[inline]
 pub unsafe fn write_address(to: *mut sockaddr, len: *mut socklen_t, address: SocketAddr) {
     if to.is_null() || len.is_null() {
+        return;
+    }
+    // SAFETY: the length is valid.
+    let space = unsafe { *len } as usize;
+    if let SocketAddr::V4(v4) = address
+        && space >= size_of::<sockaddr_in>()
+    {
+        // SAFETY: there is space for the address, which need not be aligned.
+        unsafe {
+            to.cast::<sockaddr_in>().write_unaligned(to_sockaddr_in(v4));
+            *len = size_of::<sockaddr_in>() as socklen_t;
+        }
         return;
     }
     let (bytes, full_len) = to_sockaddr(address);
     // SAFETY: writes no more than the space at `to` and the length of the address.
     unsafe {
-        let copied = (*len as usize).min(full_len);
+        let copied = space.min(full_len);
         std::ptr::copy_nonoverlapping((&raw const bytes).cast::<u8>(), to.cast(), copied);
         *len = full_len as socklen_t;
+    }
+}
+
+fn to_sockaddr_in(address: SocketAddrV4) -> sockaddr_in {
+    sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: address.port().to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(*address.ip()).to_be() },
+        sin_zero: [0; 8],
     }
 }
 
@@ -75,14 +98,8 @@ pub fn to_sockaddr(address: SocketAddr) -> (sockaddr_storage, usize) {
     let ptr = &raw mut bytes;
     match address {
         SocketAddr::V4(v4) => {
-            let raw = sockaddr_in {
-                sin_family: libc::AF_INET as u16,
-                sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() },
-                sin_zero: [0; 8],
-            };
             // SAFETY: `sockaddr_storage` is large enough for every address.
-            unsafe { ptr.cast::<sockaddr_in>().write(raw) };
+            unsafe { ptr.cast::<sockaddr_in>().write(to_sockaddr_in(v4)) };
             (bytes, size_of::<sockaddr_in>())
         }
         SocketAddr::V6(v6) => {

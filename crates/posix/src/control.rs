@@ -37,7 +37,7 @@ pub fn is_request(level: c_int, name: c_int) -> bool {
     REQUESTS.contains(&(level, name))
 }
 
-/// Requested control messages of a socket: a bit for each of [`REQUESTS`].
+/// Requested control messages of a socket: a bit for each request.
 #[derive(Default)]
 pub struct ControlRequests(AtomicU32);
 

@@ -47,6 +47,7 @@ pub fn set(code: c_int) {
 
 /// Leaves `errno` as it is, whatever the call does: for what happens between the end of a call of the
 /// application and its return, and in the allocator.
+#[inline]
 pub fn preserve<R>(call: impl FnOnce() -> R) -> R {
     // SAFETY: the address of this thread's own errno.
     unsafe {
@@ -59,6 +60,7 @@ pub fn preserve<R>(call: impl FnOnce() -> R) -> R {
 }
 
 /// Count as return value; -1 and `errno` for an error.
+#[inline]
 pub fn return_count(result: std::io::Result<usize>) -> isize {
     match result {
         Ok(count) => isize::try_from(count).unwrap_or(isize::MAX),

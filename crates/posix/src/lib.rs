@@ -9,7 +9,7 @@
 //! * [`fd_table`]: objects of descriptors.
 //! * [`signals`]: signals that interrupt waiting calls.
 //! * [`tcp_info`]: state of a connection as `TCP_INFO`.
-//! * [`unreachable`]: ICMP errors that have no error kind.
+//! * [`mod@unreachable`]: ICMP errors that have no error kind.
 
 pub mod arguments;
 pub mod control;

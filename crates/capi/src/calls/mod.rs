@@ -22,6 +22,7 @@ use crate::socket::{Socket, os_error};
 ///
 /// # Safety
 /// `address` is null or points to `len` bytes.
+#[inline]
 pub(crate) unsafe fn read_address(
     address: *const sockaddr,
     len: socklen_t,
@@ -30,9 +31,9 @@ pub(crate) unsafe fn read_address(
         return Err(os_error(libc::EFAULT));
     }
     // SAFETY: guaranteed by the caller.
-    let (parsed, family) =
-        unsafe { (arguments::address(address, len), arguments::family(address, len)) };
-    parsed.ok_or_else(|| match family {
+    let parsed = unsafe { arguments::address(address, len) };
+    // SAFETY: guaranteed by the caller.
+    parsed.ok_or_else(|| match unsafe { arguments::family(address, len) } {
         Some(libc::AF_INET | libc::AF_INET6) | None => os_error(libc::EINVAL),
         Some(_) => os_error(libc::EAFNOSUPPORT),
     })
@@ -45,6 +46,7 @@ pub(crate) unsafe fn read_address(
 ///
 /// # Safety
 /// `len` is null or valid.
+#[inline]
 pub(crate) unsafe fn check_address_space(
     address: *mut sockaddr,
     len: *mut socklen_t,
@@ -61,6 +63,7 @@ pub(crate) unsafe fn check_address_space(
 ///
 /// # Safety
 /// Both pointers are null or valid; `address` has space for `*len` bytes.
+#[inline]
 pub(crate) unsafe fn write_address(
     socket: &Socket,
     from: SocketAddr,

@@ -1,6 +1,5 @@
 //! Contexts of mTCP: each core's stack and sockets.
 
-use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -32,12 +31,46 @@ static PROCESS: Mutex<Process> = Mutex::new(Process { numbers: None, opened: Non
 /// Contexts are never freed: a program may use one that it has destroyed.
 static CONTEXTS: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 
+/// Descriptors by socket identifier. Identifiers are small, since programs of mTCP index arrays of
+/// `max_concurrency` elements by them.
+#[derive(Default)]
+struct Identifiers {
+    fds: Vec<Option<c_int>>,
+    free: Vec<usize>,
+}
+
+impl Identifiers {
+    fn len(&self) -> usize {
+        self.fds.len() - self.free.len()
+    }
+
+    fn add(&mut self, fd: c_int) -> usize {
+        let identifier = self.free.pop().unwrap_or_else(|| {
+            self.fds.push(None);
+            self.fds.len() - 1
+        });
+        self.fds[identifier] = Some(fd);
+        identifier
+    }
+
+    fn get(&self, identifier: c_int) -> Option<c_int> {
+        *self.fds.get(usize::try_from(identifier).ok()?)?
+    }
+
+    fn remove(&mut self, identifier: c_int) -> Option<c_int> {
+        let index = usize::try_from(identifier).ok()?;
+        let fd = self.fds.get_mut(index)?.take()?;
+        self.free.push(index);
+        Some(fd)
+    }
+}
+
 /// Context of a core.
 pub struct Context {
     pub(super) net: Net,
     congestion_control: CongestionControl,
     is_destroyed: AtomicBool,
-    fds: Mutex<HashSet<c_int>>,
+    identifiers: Mutex<Identifiers>,
     /// Addresses to connect from, and how many.
     sources: Mutex<Option<(Ipv4Addr, u32)>>,
     next_source: AtomicU32,
@@ -93,7 +126,7 @@ pub(super) fn create(cpu: c_int) -> io::Result<&'static Context> {
         net,
         congestion_control: opened.congestion_control,
         is_destroyed: AtomicBool::new(false),
-        fds: Mutex::default(),
+        identifiers: Mutex::default(),
         sources: Mutex::new(None),
         next_source: AtomicU32::new(0),
     }));
@@ -123,7 +156,8 @@ impl Context {
     /// Closes all sockets of the context.
     pub(super) fn destroy(&self) {
         self.is_destroyed.store(true, Ordering::Relaxed);
-        for fd in std::mem::take(&mut *lock(&self.fds)) {
+        let identifiers = std::mem::take(&mut *lock(&self.identifiers));
+        for fd in identifiers.fds.into_iter().flatten() {
             // Fails for a descriptor that was closed by another name.
             let _ = descriptors::close(fd);
         }
@@ -135,21 +169,35 @@ impl Context {
     /// `ENFILE`.
     pub(super) fn check_space(&self) -> io::Result<()> {
         let max = numbers().max_concurrency.max(0).unsigned_abs() as usize;
-        match lock(&self.fds).len() < max {
+        match lock(&self.identifiers).len() < max {
             true => Ok(()),
             false => Err(os_error(libc::ENFILE)),
         }
     }
 
-    /// Adds a descriptor of the context.
-    pub(super) fn add(&self, fd: c_int) -> c_int {
-        lock(&self.fds).insert(fd);
-        fd
+    /// Adds a descriptor; returns its identifier.
+    ///
+    /// # Errors
+    /// None: identifiers are fewer than descriptors.
+    pub(super) fn add(&self, fd: c_int) -> io::Result<c_int> {
+        let identifier = lock(&self.identifiers).add(fd);
+        c_int::try_from(identifier).map_err(|_| os_error(libc::ENFILE))
     }
 
-    /// Removes a descriptor of the context.
-    pub(super) fn remove(&self, fd: c_int) {
-        lock(&self.fds).remove(&fd);
+    /// Descriptor of an identifier.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub(super) fn fd(&self, identifier: c_int) -> io::Result<c_int> {
+        lock(&self.identifiers).get(identifier).ok_or_else(|| os_error(libc::EBADF))
+    }
+
+    /// Removes an identifier; returns its descriptor.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub(super) fn remove(&self, identifier: c_int) -> io::Result<c_int> {
+        lock(&self.identifiers).remove(identifier).ok_or_else(|| os_error(libc::EBADF))
     }
 
     /// Gives a new socket the configured options.
@@ -178,5 +226,22 @@ impl Context {
         let index = self.next_source.fetch_add(1, Ordering::Relaxed) % count;
         let address = Ipv4Addr::from(u32::from(base).wrapping_add(index));
         Some(SocketAddr::new(IpAddr::V4(address), 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers_are_small_and_used_again() {
+        let mut identifiers = Identifiers::default();
+        assert_eq!((identifiers.add(100), identifiers.add(200)), (0, 1));
+        assert_eq!(
+            (identifiers.get(1), identifiers.get(2), identifiers.get(-1)),
+            (Some(200), None, None)
+        );
+        assert_eq!((identifiers.remove(0), identifiers.remove(0)), (Some(100), None));
+        assert_eq!((identifiers.len(), identifiers.add(300)), (1, 0));
     }
 }

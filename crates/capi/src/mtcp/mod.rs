@@ -52,7 +52,8 @@ unsafe fn context<'a>(context: *mut Context) -> io::Result<&'a Context> {
 unsafe fn epoll_create(mctx: *mut Context, flags: c_int) -> io::Result<c_int> {
     // SAFETY: guaranteed by the caller.
     let context = unsafe { context(mctx) }?;
-    Ok(context.add(wait::epoll_create(&context.net, flags)?))
+    context.check_space()?;
+    context.add(wait::epoll_create(&context.net, flags)?)
 }
 
 /// Waits for events, at most [`MAX_EVENTS`].
@@ -128,12 +129,12 @@ export! {
         context.check_space()?;
         let fd = socket::socket(&context.net, domain, type_, protocol)?;
         context.configure(&*descriptors::socket(fd)?);
-        Ok(context.add(fd))
+        context.add(fd)
     }
     /// Makes a socket non-blocking.
     mtcp_setsock_nonblock(mctx: *mut Context, sockid: c_int) -> c_int = status {
-        context(mctx)?;
-        descriptors::socket(sockid)?.set_nonblocking(true);
+        let fd = context(mctx)?.fd(sockid)?;
+        descriptors::socket(fd)?.set_nonblocking(true);
         Ok(())
     }
     /// Binds a socket.
@@ -143,13 +144,13 @@ export! {
         addr: *const sockaddr,
         addrlen: socklen_t,
     ) -> c_int = status {
-        context(mctx)?;
-        socket::bind(sockid, addr, addrlen)
+        let fd = context(mctx)?.fd(sockid)?;
+        socket::bind(fd, addr, addrlen)
     }
     /// Listens for connections.
     mtcp_listen(mctx: *mut Context, sockid: c_int, backlog: c_int) -> c_int = status {
-        context(mctx)?;
-        socket::listen(sockid, backlog)
+        let fd = context(mctx)?.fd(sockid)?;
+        socket::listen(fd, backlog)
     }
     /// Accepts a connection.
     mtcp_accept(
@@ -160,7 +161,7 @@ export! {
     ) -> c_int = number {
         let context = context(mctx)?;
         context.check_space()?;
-        Ok(context.add(socket::accept(sockid, addr, addrlen, 0, false)?))
+        context.add(socket::accept(context.fd(sockid)?, addr, addrlen, 0, false)?)
     }
     /// Sets the addresses to connect from.
     mtcp_init_rss(
@@ -184,23 +185,22 @@ export! {
         addrlen: socklen_t,
     ) -> c_int = status {
         let context = context(mctx)?;
-        let connecting = descriptors::socket(sockid)?;
+        let fd = context.fd(sockid)?;
+        let connecting = descriptors::socket(fd)?;
         if !connecting.is_v6 && connecting.endpoint().is_none() && connecting.settings().bound.is_none()
             && let Some(source) = context.next_source()
         {
             connecting.bind(source)?;
         }
-        socket::connect(sockid, addr, addrlen)
+        socket::connect(fd, addr, addrlen)
     }
     /// Closes a socket or an epoll set.
     mtcp_close(mctx: *mut Context, sockid: c_int) -> c_int = status {
-        context(mctx)?.remove(sockid);
-        descriptors::close(sockid)
+        descriptors::close(context(mctx)?.remove(sockid)?)
     }
     /// Closes with RST.
     mtcp_abort(mctx: *mut Context, sockid: c_int) -> c_int = status {
-        context(mctx)?.remove(sockid);
-        socket::abort(sockid)
+        socket::abort(context(mctx)?.remove(sockid)?)
     }
     /// Local address.
     mtcp_getsockname(
@@ -209,8 +209,8 @@ export! {
         addr: *mut sockaddr,
         addrlen: *mut socklen_t,
     ) -> c_int = status {
-        context(mctx)?;
-        socket::name(sockid, addr, addrlen, false)
+        let fd = context(mctx)?.fd(sockid)?;
+        socket::name(fd, addr, addrlen, false)
     }
     /// Address of the peer.
     mtcp_getpeername(
@@ -219,8 +219,8 @@ export! {
         addr: *mut sockaddr,
         addrlen: *mut socklen_t,
     ) -> c_int = status {
-        context(mctx)?;
-        socket::name(sockid, addr, addrlen, true)
+        let fd = context(mctx)?.fd(sockid)?;
+        socket::name(fd, addr, addrlen, true)
     }
     /// Reads an option.
     mtcp_getsockopt(
@@ -231,8 +231,8 @@ export! {
         optval: *mut c_void,
         optlen: *mut socklen_t,
     ) -> c_int = status {
-        context(mctx)?;
-        socket::option(sockid, level, optname, optval, optlen)
+        let fd = context(mctx)?.fd(sockid)?;
+        socket::option(fd, level, optname, optval, optlen)
     }
     /// Sets an option.
     mtcp_setsockopt(
@@ -243,23 +243,23 @@ export! {
         optval: *const c_void,
         optlen: socklen_t,
     ) -> c_int = status {
-        context(mctx)?;
-        socket::set_option(sockid, level, optname, optval, optlen)
+        let fd = context(mctx)?.fd(sockid)?;
+        socket::set_option(fd, level, optname, optval, optlen)
     }
     /// `FIONREAD` and `FIONBIO`.
     mtcp_socket_ioctl(mctx: *mut Context, sockid: c_int, request: c_int, argp: *mut c_void) -> c_int = status {
-        context(mctx)?;
-        socket::ioctl(sockid, c_ulong::from(request.cast_unsigned()), argp)
+        let fd = context(mctx)?.fd(sockid)?;
+        socket::ioctl(fd, c_ulong::from(request.cast_unsigned()), argp)
     }
     /// `FIONREAD` and `FIONBIO`.
     mtcp_ioctl(mctx: *mut Context, sockid: c_int, request: c_int, argp: *mut c_void) -> c_int = status {
-        context(mctx)?;
-        socket::ioctl(sockid, c_ulong::from(request.cast_unsigned()), argp)
+        let fd = context(mctx)?.fd(sockid)?;
+        socket::ioctl(fd, c_ulong::from(request.cast_unsigned()), argp)
     }
     /// Receives.
     mtcp_read(mctx: *mut Context, sockid: c_int, buf: *mut c_char, len: size_t) -> ssize_t = bytes {
-        context(mctx)?;
-        transfer::recv(sockid, buf.cast(), len, 0)
+        let fd = context(mctx)?.fd(sockid)?;
+        transfer::recv(fd, buf.cast(), len, 0)
     }
     /// Receives, with flags.
     mtcp_recv(
@@ -269,23 +269,23 @@ export! {
         len: size_t,
         flags: c_int,
     ) -> ssize_t = bytes {
-        context(mctx)?;
-        transfer::recv(sockid, buf.cast(), len, flags)
+        let fd = context(mctx)?.fd(sockid)?;
+        transfer::recv(fd, buf.cast(), len, flags)
     }
     /// Receives into several buffers.
     mtcp_readv(mctx: *mut Context, sockid: c_int, iov: *const iovec, num_iov: c_int) -> c_int = count {
-        context(mctx)?;
-        transfer::readv(sockid, iov, num_iov)
+        let fd = context(mctx)?.fd(sockid)?;
+        transfer::readv(fd, iov, num_iov)
     }
     /// Sends.
     mtcp_write(mctx: *mut Context, sockid: c_int, buf: *const c_char, len: size_t) -> ssize_t = bytes {
-        context(mctx)?;
-        transfer::send(sockid, buf.cast(), len, 0)
+        let fd = context(mctx)?.fd(sockid)?;
+        transfer::send(fd, buf.cast(), len, 0)
     }
     /// Sends several buffers.
     mtcp_writev(mctx: *mut Context, sockid: c_int, iov: *const iovec, num_iov: c_int) -> c_int = count {
-        context(mctx)?;
-        transfer::writev(sockid, iov, num_iov)
+        let fd = context(mctx)?.fd(sockid)?;
+        transfer::writev(fd, iov, num_iov)
     }
     /// Creates an epoll set.
     mtcp_epoll_create(mctx: *mut Context, size: c_int) -> c_int = number {
@@ -306,9 +306,9 @@ export! {
         sockid: c_int,
         event: *mut MtcpEpollEvent,
     ) -> c_int = status {
-        context(mctx)?;
+        let context = context(mctx)?;
         let event = event.as_ref().map(|event| (event.events, event.data));
-        wait::epoll_control(epid, op, sockid, event)
+        wait::epoll_control(context.fd(epid)?, op, context.fd(sockid)?, event)
     }
     /// Waits for events.
     mtcp_epoll_wait(
@@ -318,8 +318,7 @@ export! {
         maxevents: c_int,
         timeout: c_int,
     ) -> c_int = count {
-        context(mctx)?;
-        epoll_wait(epid, events, maxevents, timeout)
+        epoll_wait(context(mctx)?.fd(epid)?, events, maxevents, timeout)
     }
 }
 
