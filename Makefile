@@ -12,11 +12,12 @@ endif
 
 .PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs measure-all check-all clean
 
-# Builds the program, target/release/tidegate, the library that `tidegate run` loads, and the
-# laboratory, target/release/tidegate-lab.
+# Builds the program, target/release/tidegate, the library that `tidegate run` loads, the laboratory,
+# target/release/tidegate-lab, and the C library, target/release/libtidegate.so and libtidegate.a.
 build:
 	@scripts/setup build
-	$(CARGO) build --release --locked -p tidegate-cli -p tidegate-preload -p tidegate-lab
+	$(CARGO) build --release --locked -p tidegate-cli -p tidegate-preload -p tidegate-lab -p tidegate-capi
+	scripts/c-library link $${CARGO_TARGET_DIR:-target}/release
 
 # Demonstrates a DNS server on real packets, beside the same server on kernel sockets.
 demo: build
@@ -31,10 +32,12 @@ test: build
 		--test run_attached --test run_forking --test run_passing --test run_servers
 	@if command -v valgrind >/dev/null; then $(MAKE) --no-print-directory cost; fi
 
-# Checks that the echo of a UDP packet on IPv4 costs at most 400 instructions.
+# Checks that the echo of a UDP packet on IPv4 costs at most 400 instructions, and a call through the
+# C library at most 1.10 of the instructions of the Rust call.
 cost: build
 	@scripts/setup cost
 	scripts/cost 400
+	scripts/capi-cost 1.10
 
 # Checks words, shape, format, lints, documentation, features and BPF objects, as CI does before
 # the tests.

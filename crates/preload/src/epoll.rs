@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use libc::{epoll_event, pollfd, sigset_t};
-use tidegate::{Interest, Net, Poll, Readiness, Ready, Source, Token, Trigger};
+use tidegate::{Interest, Net, Poll, Ready, Source, Token};
 use tidegate_memory::OwnFd;
+use tidegate_posix::epoll_events::{check_exclusive, event_bits, interest, trigger};
 
 use crate::sleeper::KernelWaiter;
 use crate::socket::Socket;
@@ -26,15 +27,8 @@ const KERNEL_POLL_INTERVAL: Duration = Duration::from_micros(100);
 const KICK_DATA: u64 = 0x7469_6465_6761_7465;
 
 const IN: u32 = libc::EPOLLIN as u32;
-const OUT: u32 = libc::EPOLLOUT as u32;
 const HUP: u32 = libc::EPOLLHUP as u32;
 const ERR: u32 = libc::EPOLLERR as u32;
-const RDHUP: u32 = libc::EPOLLRDHUP as u32;
-
-const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-/// Bits that an exclusive member may have.
-const EXCLUSIVE_OPTIONS: u32 =
-    EXCLUSIVE | IN | OUT | HUP | ERR | (libc::EPOLLET | libc::EPOLLWAKEUP) as u32;
 
 /// Epoll set.
 pub(crate) struct Epoll {
@@ -103,62 +97,6 @@ pub(crate) fn lock_all() -> SetsGuard {
         }
     };
     SetsGuard { _members: sets.iter().map(lock_members).collect(), _sets: sets, _all: all }
-}
-
-/// Readiness as epoll event bits.
-pub(crate) fn event_bits(ready: Readiness) -> u32 {
-    let mut bits = 0;
-    for (is_set, bit) in [
-        (ready.readable, IN | libc::EPOLLRDNORM as u32),
-        (ready.writable, OUT | libc::EPOLLWRNORM as u32),
-        (ready.read_closed, RDHUP),
-        (ready.read_closed && ready.write_closed, HUP),
-        (ready.failed || ready.has_report, ERR),
-    ] {
-        if is_set {
-            bits |= bit;
-        }
-    }
-    bits
-}
-
-/// Interest for the epoll event bits that an application registers.
-pub(crate) fn interest(events: u32) -> Interest {
-    // At the end of its receive direction a socket is readable, too.
-    match (events & IN != 0, events & OUT != 0, events & RDHUP != 0) {
-        (true, true, _) => Interest::Both,
-        (true, false, _) => Interest::Readable,
-        (false, true, true) => Interest::WritableOrReadClosed,
-        (false, true, false) => Interest::Writable,
-        (false, false, true) => Interest::ReadClosed,
-        (false, false, false) => Interest::Neither,
-    }
-}
-
-fn trigger(events: u32) -> Trigger {
-    match events {
-        _ if events & libc::EPOLLONESHOT as u32 != 0 => Trigger::OneShot,
-        _ if events & libc::EPOLLET as u32 != 0 => Trigger::Edge,
-        _ => Trigger::Level,
-    }
-}
-
-/// Checks the rules of the kernel for exclusive members (`EPOLLEXCLUSIVE`). `present`: events of the
-/// member as it is now.
-///
-/// # Errors
-/// `EINVAL`.
-fn check_exclusive(operation: i32, events: u32, present: Option<u32>) -> io::Result<()> {
-    let is_exclusive = |events: u32| events & EXCLUSIVE != 0;
-    let is_allowed = match operation {
-        libc::EPOLL_CTL_ADD => !is_exclusive(events) || events & !EXCLUSIVE_OPTIONS == 0,
-        libc::EPOLL_CTL_MOD => !is_exclusive(events) && !present.is_some_and(is_exclusive),
-        _ => true,
-    };
-    match is_allowed {
-        true => Ok(()),
-        false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
-    }
 }
 
 fn kernel_ctl(epoll: i32, operation: i32, fd: i32, events: u32, data: u64) -> io::Result<()> {
@@ -567,37 +505,6 @@ pub(crate) fn on_returned(fd: i32, socket: &Arc<Socket>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn readiness_maps_to_epoll_bits() {
-        let ended = Readiness { readable: true, read_closed: true, ..Readiness::default() };
-        assert_eq!(event_bits(ended) & (IN | RDHUP | HUP | OUT), IN | RDHUP);
-        let closed = Readiness {
-            readable: true,
-            writable: true,
-            read_closed: true,
-            write_closed: true,
-            failed: true,
-            has_report: false,
-        };
-        assert_eq!(
-            event_bits(closed) & (IN | OUT | RDHUP | HUP | ERR),
-            IN | OUT | RDHUP | HUP | ERR
-        );
-        assert_eq!(event_bits(Readiness::default()), 0);
-    }
-
-    #[test]
-    fn one_shot_takes_precedence_over_edge() {
-        let both = libc::EPOLLET as u32 | libc::EPOLLONESHOT as u32;
-        assert_eq!(trigger(both | IN), Trigger::OneShot);
-        assert_eq!(trigger(libc::EPOLLET as u32), Trigger::Edge);
-        assert_eq!(trigger(IN | OUT), Trigger::Level);
-        assert_eq!(interest(IN | RDHUP), Interest::Readable);
-        assert_eq!(interest(RDHUP), Interest::ReadClosed);
-        assert_eq!(interest(OUT | RDHUP), Interest::WritableOrReadClosed);
-        assert_eq!(interest(0), Interest::Neither);
-    }
 
     #[test]
     fn reuses_slots_of_removed_members() {

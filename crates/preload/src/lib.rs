@@ -18,7 +18,6 @@ mod allocator;
 mod duplicates;
 mod environment;
 mod epoll;
-mod errno;
 mod fd_table;
 #[doc(hidden)]
 pub mod interpose;
@@ -34,3 +33,5 @@ mod runtime;
 mod signals;
 mod sleeper;
 mod socket;
+
+use tidegate_posix::errno;

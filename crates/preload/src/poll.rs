@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use libc::{pollfd, sigset_t};
 use tidegate::{Interest, Poll, Source};
+use tidegate_posix::epoll_events::{event_bits, interest};
 
-use crate::epoll::{self, Epoll};
+use crate::epoll::Epoll;
 use crate::fd_table::{self, InUse};
 use crate::runtime;
 use crate::sleeper::{self, KernelWaiter};
@@ -47,7 +48,7 @@ impl TidegateSource {
 
     fn event_bits(&self) -> u32 {
         match self {
-            Self::Socket(socket) => epoll::event_bits(socket.readiness()),
+            Self::Socket(socket) => event_bits(socket.readiness()),
             Self::Epoll(epoll) => u32::from(epoll.is_ready()) * libc::EPOLLIN as u32,
         }
     }
@@ -91,9 +92,7 @@ pub(crate) fn poll(
     let mut kernel = KernelWaiter::new(kernel_fds, mask.copied());
     let sources: Vec<(&dyn Source, Interest)> = tidegate_sources
         .iter()
-        .filter_map(|(at, source)| {
-            Some((source.source()?, epoll::interest(fds[*at].events as u32)))
-        })
+        .filter_map(|(at, source)| Some((source.source()?, interest(fds[*at].events as u32))))
         .collect();
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {

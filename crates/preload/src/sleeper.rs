@@ -90,17 +90,8 @@ pub(crate) fn poll(
 /// True when a call that a signal interrupted is to be restarted. The signal is unknown here,
 /// so all handlers must have `SA_RESTART`.
 pub(crate) fn all_handlers_restart() -> bool {
-    (1..=64).all(|signal| {
-        // SAFETY: reads an action and changes none; glibc reserves two signals, for which it
-        // returns an error.
-        let action = unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            let is_known = real::sigaction(signal, std::ptr::null(), &mut action) == 0;
-            is_known.then_some(action)
-        };
-        action.is_none_or(|action| {
-            let is_handled = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
-            !is_handled || action.sa_flags & libc::SA_RESTART != 0
-        })
+    // SAFETY: reads an action and changes none.
+    tidegate_posix::signals::all_handlers_restart(|signal, action| unsafe {
+        real::sigaction(signal, std::ptr::null(), action)
     })
 }

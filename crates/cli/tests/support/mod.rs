@@ -3,6 +3,7 @@
 // Each test binary uses a part of this module.
 #![allow(dead_code, unused_imports)]
 
+pub mod c_library;
 pub mod run;
 pub mod running;
 

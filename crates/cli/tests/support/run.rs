@@ -113,6 +113,10 @@ impl<'s> Daemon<'s> {
         self.process.child.id()
     }
 
+    pub fn testbed(&self) -> &'s Testbed {
+        self.testbed
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("daemon.sock")
     }

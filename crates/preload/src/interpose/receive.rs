@@ -15,7 +15,7 @@ use crate::raw::ControlMessage;
 use crate::socket::error_queue::QueuedError;
 use crate::socket::tcp::scatter;
 use crate::socket::{Endpoint, IoDirection, Socket, transfer};
-use crate::{fd_table, raw, real};
+use crate::{fd_table, local_addresses, raw, real};
 
 /// Received data, with its addresses.
 #[derive(Default)]
@@ -380,7 +380,9 @@ unsafe fn write_message_header(socket: &Socket, message: &mut msghdr, got: &Rece
         return;
     }
     let messages = match (&*socket.endpoint, &got.datagram) {
-        (Endpoint::Udp(udp), Some(datagram)) => udp.control_requests.messages(datagram),
+        (Endpoint::Udp(udp), Some(datagram)) => {
+            udp.control_requests.messages(datagram, local_addresses::interface_index)
+        }
         (Endpoint::Stream(stream), _) if stream.reports_left_bytes.load(Ordering::Relaxed) => {
             vec![left_bytes(socket)]
         }

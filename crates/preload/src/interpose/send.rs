@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use tidegate_posix::control::{self, SendOptions};
 
 use crate::errno;
 use crate::fd_table::InUse;
-use crate::socket::control::{self, SendOptions};
 use crate::socket::install::MoveOutcome;
 use crate::socket::{Endpoint, IoDirection, Socket, moving, transfer, udp};
 use crate::{fd_table, raw, real, runtime};

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use libc::{c_int, c_void, sockaddr, socklen_t};
+use tidegate_posix::tcp_info;
 
 use crate::errno;
 use crate::rules::is_loopback;
 use crate::signals::SignalGuard;
 use crate::socket::install::{self, MoveOutcome};
 use crate::socket::moving;
-use crate::socket::{Endpoint, IoDirection, Listener, Socket, options, tcp_info};
+use crate::socket::{Endpoint, IoDirection, Listener, Socket, options};
 use crate::{fd_table, lifecycle, log, raw, real, runtime};
 
 /// `IPV6_FREEBIND`, which the `libc` crate does not define.

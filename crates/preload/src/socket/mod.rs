@@ -1,6 +1,5 @@
 //! Sockets that have moved to Tidegate.
 
-pub(crate) mod control;
 pub(crate) mod error_queue;
 pub(crate) mod install;
 pub(crate) mod linger;
@@ -8,7 +7,6 @@ pub(crate) mod moving;
 pub(crate) mod options;
 mod receive_time;
 pub(crate) mod tcp;
-pub(crate) mod tcp_info;
 pub(crate) mod transfer;
 pub(crate) mod udp;
 pub(crate) mod zero_copy;
@@ -21,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tidegate::{Interest, Net, Readiness, Source, TcpListener, TcpStream, UdpSocket};
+use tidegate_posix::control;
 
 use crate::raw::ControlMessage;
 use crate::sleeper::{self, KernelWaiter};

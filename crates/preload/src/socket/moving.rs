@@ -6,9 +6,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
+use tidegate_posix::families::check_families;
 
 use super::install::{MoveOutcome, install, uses_kernel_socket};
-use super::udp::check_families;
 use super::{Endpoint, Listener, Socket, Stream, Udp, options, transfer, unspecified};
 use crate::fd_table::{self, InUse};
 use crate::rules::{Protocol, is_loopback};

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use libc::{c_int, c_void, socklen_t};
 use tidegate::{CongestionControl, Keepalive, TcpOptions, UdpOptions};
+use tidegate_posix::control;
 
-use super::{Endpoint, Socket, control};
+use super::{Endpoint, Socket};
 use crate::real;
 use crate::rules::Protocol;
 

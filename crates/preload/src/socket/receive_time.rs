@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::control::real_time;
+use tidegate_posix::control::real_time;
 
 /// Nothing was received.
 const NOTHING: u64 = 0;

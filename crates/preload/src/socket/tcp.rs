@@ -5,7 +5,8 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidegate::{Batch, TcpListener, TcpState, TcpStream, UnreachableReason};
+use tidegate::{Batch, TcpListener, TcpState, TcpStream};
+use tidegate_posix::unreachable::with_unreachable_reason;
 
 use super::options::SocketOption;
 use super::zero_copy::ZeroCopy;
@@ -59,20 +60,7 @@ impl Stream {
     /// The kernel's error code where an ICMP error has ended the connection for a reason that has
     /// no error kind.
     pub(super) fn with_unreachable_reason(&self, error: io::Error) -> io::Error {
-        if !matches!(
-            error.kind(),
-            io::ErrorKind::HostUnreachable | io::ErrorKind::ConnectionRefused
-        ) {
-            return error;
-        }
-        let code = match self.stream.info().ok().and_then(|info| info.unreachable) {
-            Some(UnreachableReason::Protocol) => libc::ENOPROTOOPT,
-            Some(UnreachableReason::SourceRoute) => libc::EOPNOTSUPP,
-            Some(UnreachableReason::HostUnknown) => libc::EHOSTDOWN,
-            Some(UnreachableReason::SourceIsolated) => libc::ENONET,
-            _ => return error,
-        };
-        io::Error::from_raw_os_error(code)
+        with_unreachable_reason(&self.stream, error)
     }
 
     /// Turns `NotConnected` into `WouldBlock` while connecting: such a call waits for the

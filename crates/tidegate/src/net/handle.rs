@@ -410,7 +410,7 @@ impl Net {
     }
 
     /// True if both handles are of one stack.
-    pub(crate) fn is_same(&self, other: &Net) -> bool {
+    pub fn is_same(&self, other: &Net) -> bool {
         self.backend.is_same(&other.backend)
     }
 }

@@ -9,8 +9,7 @@ use std::time::Duration;
 use libc::c_int;
 use tidegate::{DatagramMeta, UdpSendOptions};
 
-use crate::local_addresses;
-use crate::raw::ControlMessage;
+use crate::arguments::ControlMessage;
 
 /// Options that the `libc` crate does not define on every target: time stamps with 64-bit seconds.
 const SO_TIMESTAMP_NEW: c_int = 63;
@@ -34,37 +33,49 @@ const REQUESTS: [(c_int, c_int); 10] = [
 const TIME_REQUESTS: u32 = 0b1111;
 
 /// True for an option that requests a control message.
-pub(super) fn is_request(level: c_int, name: c_int) -> bool {
+pub fn is_request(level: c_int, name: c_int) -> bool {
     REQUESTS.contains(&(level, name))
 }
 
-/// Requested control messages of a socket: a bit for each of [`REQUESTS`].
+/// Requested control messages of a socket: a bit for each request.
 #[derive(Default)]
-pub(crate) struct ControlRequests(AtomicU32);
+pub struct ControlRequests(AtomicU32);
 
 impl ControlRequests {
     /// Sets the requests; `is_on` reads an option of the kernel socket.
-    pub(super) fn set(&self, is_on: impl Fn(c_int, c_int) -> bool) {
+    pub fn set(&self, is_on: impl Fn(c_int, c_int) -> bool) {
         let bits = REQUESTS.iter().enumerate();
         let bits = bits.filter(|(_, (level, name))| is_on(*level, *name));
         self.0.store(bits.map(|(index, _)| 1 << index).sum(), Ordering::Relaxed);
     }
 
     /// True if the time of receiving is requested.
-    pub(super) fn include_time(&self) -> bool {
+    pub fn include_time(&self) -> bool {
         self.0.load(Ordering::Relaxed) & TIME_REQUESTS != 0
     }
 
-    /// Messages for a datagram.
-    pub(crate) fn messages(&self, datagram: &DatagramMeta) -> Vec<ControlMessage> {
+    /// Messages for a datagram. `interface_index` returns the number of the interface that has an
+    /// address.
+    pub fn messages(
+        &self,
+        datagram: &DatagramMeta,
+        interface_index: impl Fn(IpAddr) -> u32,
+    ) -> Vec<ControlMessage> {
         let bits = self.0.load(Ordering::Relaxed);
         let requested = REQUESTS.iter().enumerate().filter(|(index, _)| bits & 1 << index != 0);
-        requested.filter_map(|(_, &(level, name))| message(level, name, datagram)).collect()
+        requested
+            .filter_map(|(_, &(level, name))| message(level, name, datagram, &interface_index))
+            .collect()
     }
 }
 
 /// Message that an option requests for a datagram, if the datagram has one.
-fn message(level: c_int, name: c_int, datagram: &DatagramMeta) -> Option<ControlMessage> {
+fn message(
+    level: c_int,
+    name: c_int,
+    datagram: &DatagramMeta,
+    interface_index: &dyn Fn(IpAddr) -> u32,
+) -> Option<ControlMessage> {
     let is_v4 = datagram.to.to_canonical().is_ipv4();
     let number = |value: Option<u8>| Some(c_int::from(value?).to_ne_bytes().to_vec());
     let (kind, data) = match (level, name) {
@@ -81,7 +92,7 @@ fn message(level: c_int, name: c_int, datagram: &DatagramMeta) -> Option<Control
                 IpAddr::V4(v4) => v4.to_ipv6_mapped(),
                 IpAddr::V6(v6) => v6,
             };
-            let interface = local_addresses::interface_index(datagram.to).to_ne_bytes();
+            let interface = interface_index(datagram.to).to_ne_bytes();
             (libc::IPV6_PKTINFO, [&address.octets()[..], &interface].concat())
         }
         (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT) if !is_v4 => {
@@ -92,7 +103,7 @@ fn message(level: c_int, name: c_int, datagram: &DatagramMeta) -> Option<Control
         }
         (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
             let IpAddr::V4(address) = datagram.to.to_canonical() else { return None };
-            let interface = local_addresses::interface_index(datagram.to).to_ne_bytes();
+            let interface = interface_index(datagram.to).to_ne_bytes();
             (libc::IP_PKTINFO, [interface, address.octets(), address.octets()].concat())
         }
         (libc::IPPROTO_IP, libc::IP_RECVTTL) if is_v4 => {
@@ -108,19 +119,19 @@ fn message(level: c_int, name: c_int, datagram: &DatagramMeta) -> Option<Control
 
 /// Options of one call that sends datagrams.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct SendOptions {
+pub struct SendOptions {
     /// Header fields.
-    pub(crate) fields: UdpSendOptions,
+    pub fields: UdpSendOptions,
     /// Payload bytes of each datagram (`UDP_SEGMENT`); 0 is one datagram. `None` leaves the choice
     /// to the socket.
-    pub(crate) segment_bytes: Option<u16>,
+    pub segment_bytes: Option<u16>,
 }
 
 /// Applies a control message of a datagram to be sent, to IPv4 or IPv6.
 ///
 /// # Errors
 /// `EINVAL` for a value that the kernel refuses.
-pub(crate) fn apply_to_sent(
+pub fn apply_to_sent(
     one: &ControlMessage,
     is_v4: bool,
     options: &mut SendOptions,
@@ -171,7 +182,7 @@ pub(crate) fn apply_to_sent(
 }
 
 /// Time since 1970 of a time of the monotonic clock.
-pub(super) fn real_time(monotonic_ns: u64) -> Duration {
+pub fn real_time(monotonic_ns: u64) -> Duration {
     let now = |clock| {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the kernel writes the time.

@@ -19,7 +19,7 @@ fn state_number(state: TcpState) -> u8 {
 }
 
 /// State of a listener as `TCP_INFO`. Other fields are 0.
-pub(crate) fn of_listener() -> [u8; size_of::<libc::tcp_info>()] {
+pub fn of_listener() -> [u8; size_of::<libc::tcp_info>()] {
     let mut raw = [0; _];
     // `TCP_LISTEN`, in the first field.
     raw[0] = 10;
@@ -27,7 +27,7 @@ pub(crate) fn of_listener() -> [u8; size_of::<libc::tcp_info>()] {
 }
 
 /// State of a connection as `TCP_INFO`. Fields that Tidegate does not know are 0.
-pub(crate) fn to_kernel(info: &TcpInfo) -> [u8; size_of::<libc::tcp_info>()] {
+pub fn to_kernel(info: &TcpInfo) -> [u8; size_of::<libc::tcp_info>()] {
     let us = |ns: u64| u32::try_from(ns / 1_000).unwrap_or(u32::MAX);
     let mss = u32::from(info.mss_bytes).max(1);
     // SAFETY: a plain struct of integers, for which zero is valid.

@@ -5,7 +5,7 @@ use std::io::{Error, ErrorKind};
 use libc::c_int;
 
 /// Error code of an error.
-pub(crate) fn code(error: &Error) -> c_int {
+pub fn code(error: &Error) -> c_int {
     if let Some(code) = error.raw_os_error() {
         return code;
     }
@@ -35,18 +35,20 @@ pub(crate) fn code(error: &Error) -> c_int {
 }
 
 /// Sets `errno` from an error.
-pub(crate) fn set_from(error: &Error) {
+pub fn set_from(error: &Error) {
     set(code(error));
 }
 
-pub(crate) fn set(code: c_int) {
+/// Sets `errno`.
+pub fn set(code: c_int) {
     // SAFETY: the address of this thread's own errno.
     unsafe { *libc::__errno_location() = code };
 }
 
 /// Leaves `errno` as it is, whatever the call does: for what happens between the end of a call of the
 /// application and its return, and in the allocator.
-pub(crate) fn preserve<R>(call: impl FnOnce() -> R) -> R {
+#[inline]
+pub fn preserve<R>(call: impl FnOnce() -> R) -> R {
     // SAFETY: the address of this thread's own errno.
     unsafe {
         let errno = libc::__errno_location();
@@ -58,7 +60,8 @@ pub(crate) fn preserve<R>(call: impl FnOnce() -> R) -> R {
 }
 
 /// Count as return value; -1 and `errno` for an error.
-pub(crate) fn return_count(result: std::io::Result<usize>) -> isize {
+#[inline]
+pub fn return_count(result: std::io::Result<usize>) -> isize {
     match result {
         Ok(count) => isize::try_from(count).unwrap_or(isize::MAX),
         Err(error) => {
@@ -69,7 +72,7 @@ pub(crate) fn return_count(result: std::io::Result<usize>) -> isize {
 }
 
 /// 0 as return value; -1 and `errno` for an error.
-pub(crate) fn return_status(result: std::io::Result<()>) -> c_int {
+pub fn return_status(result: std::io::Result<()>) -> c_int {
     return_count(result.map(|()| 0)) as c_int
 }
 

@@ -1,0 +1,166 @@
+//! Descriptors: each object of the library reserves a number of the kernel, so that descriptors of
+//! both can be used side by side.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use libc::c_int;
+use tidegate_posix::fd_table::FdTable;
+
+use crate::epoll::EpollSet;
+use crate::kqueue::Kqueue;
+use crate::socket::{Socket, os_error};
+
+/// Object of a descriptor.
+#[derive(Clone)]
+pub(crate) enum Entry {
+    Socket(Arc<Socket>),
+    Epoll(Arc<EpollSet>),
+    Kqueue(Arc<Kqueue>),
+}
+
+static TABLE: FdTable<Entry> = FdTable::new();
+
+/// Event descriptor whose copies reserve numbers.
+fn anchor() -> io::Result<c_int> {
+    static ANCHOR: OnceLock<Result<c_int, c_int>> = OnceLock::new();
+    let created = ANCHOR.get_or_init(|| {
+        // SAFETY: creates a descriptor.
+        match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
+            -1 => Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE)),
+            fd => Ok(fd),
+        }
+    });
+    created.map_err(os_error)
+}
+
+/// Gives a socket or kqueue a descriptor.
+///
+/// # Errors
+/// `EMFILE` and the like.
+pub(crate) fn install(entry: Entry) -> io::Result<c_int> {
+    // SAFETY: copies a descriptor of the library's own.
+    let fd = unsafe { libc::fcntl(anchor()?, libc::F_DUPFD_CLOEXEC, 0) };
+    if fd == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    install_at(fd, entry)
+}
+
+/// Gives an object the descriptor `fd`, which the library owns.
+///
+/// # Errors
+/// `EMFILE` for a descriptor beyond the table.
+pub(crate) fn install_at(fd: c_int, entry: Entry) -> io::Result<c_int> {
+    match TABLE.insert(fd, entry) {
+        true => Ok(fd),
+        false => {
+            // SAFETY: a descriptor of the library's own, not used any more.
+            unsafe { libc::close(fd) };
+            Err(os_error(libc::EMFILE))
+        }
+    }
+}
+
+/// Puts another socket in the place of one, for another attempt to connect.
+pub(crate) fn replace(fd: c_int, socket: Arc<Socket>) {
+    TABLE.insert(fd, Entry::Socket(socket));
+}
+
+/// Object of a descriptor.
+#[inline]
+pub(crate) fn get(fd: c_int) -> Option<Entry> {
+    TABLE.get(fd)
+}
+
+/// True if the descriptor is the library's.
+pub(crate) fn contains(fd: c_int) -> bool {
+    TABLE.contains(fd)
+}
+
+/// Error of a descriptor that is not what a call needs: `EBADF` for no descriptor.
+#[cold]
+pub(crate) fn other_kind(fd: c_int, code: c_int) -> io::Error {
+    // SAFETY: the kernel checks the descriptor.
+    match unsafe { libc::fcntl(fd, libc::F_GETFD) } {
+        -1 => os_error(libc::EBADF),
+        _ => os_error(code),
+    }
+}
+
+/// Socket of a descriptor.
+///
+/// # Errors
+/// `EBADF` for no descriptor, `ENOTSOCK` for something else.
+#[inline]
+pub(crate) fn socket(fd: c_int) -> io::Result<Arc<Socket>> {
+    match get(fd) {
+        Some(Entry::Socket(socket)) => Ok(socket),
+        _ => Err(other_kind(fd, libc::ENOTSOCK)),
+    }
+}
+
+/// Epoll set of a descriptor.
+///
+/// # Errors
+/// `EBADF` for no descriptor, `EINVAL` for something else.
+pub(crate) fn epoll(fd: c_int) -> io::Result<Arc<EpollSet>> {
+    match get(fd) {
+        Some(Entry::Epoll(set)) => Ok(set),
+        _ => Err(other_kind(fd, libc::EINVAL)),
+    }
+}
+
+/// Kqueue of a descriptor.
+///
+/// # Errors
+/// `EBADF` for anything else.
+pub(crate) fn kqueue(fd: c_int) -> io::Result<Arc<Kqueue>> {
+    match get(fd) {
+        Some(Entry::Kqueue(kqueue)) => Ok(kqueue),
+        _ => Err(os_error(libc::EBADF)),
+    }
+}
+
+/// Closes a descriptor of the library. The object ends with the calls that still use it.
+///
+/// # Errors
+/// `EBADF` for other descriptors.
+pub(crate) fn close(fd: c_int) -> io::Result<()> {
+    let entry = TABLE.remove(fd).ok_or_else(|| os_error(libc::EBADF))?;
+    if let Entry::Socket(socket) = &entry
+        && Arc::strong_count(socket) == 1
+    {
+        socket.linger();
+    }
+    drop(entry);
+    // SAFETY: a descriptor of the library's own, which the table no longer has.
+    unsafe { libc::close(fd) };
+    Ok(())
+}
+
+/// Second descriptor of an object.
+///
+/// # Errors
+/// `EBADF` for other descriptors, `EMFILE` and the like.
+pub(crate) fn duplicate(fd: c_int) -> io::Result<c_int> {
+    match get(fd) {
+        Some(Entry::Socket(socket)) => install(Entry::Socket(socket)),
+        Some(_) => Err(os_error(libc::EINVAL)),
+        None => Err(os_error(libc::EBADF)),
+    }
+}
+
+/// Closes all objects, for the end of the process.
+pub(crate) fn clear() {
+    for fd in TABLE.range(0, u32::MAX).collect::<Vec<_>>() {
+        drop(TABLE.remove(fd));
+    }
+}
+
+/// Forgets all objects in a forked child: they are the parent's.
+pub(crate) fn forget_all() {
+    for fd in TABLE.range(0, u32::MAX).collect::<Vec<_>>() {
+        TABLE.forget(fd);
+    }
+}
