@@ -1,5 +1,7 @@
-//! Loading of BPF objects.
+//! Loading of BPF objects, and its errors.
 
+use aya::maps::MapError;
+use aya::programs::ProgramError;
 use aya::{Ebpf, EbpfError, EbpfLoader};
 
 /// Creates the maps of an object and prepares its programs.
@@ -8,4 +10,15 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 /// parses them once, for a new loader, and not a second time.
 pub(crate) fn load(object: &[u8]) -> Result<Ebpf, EbpfError> {
     EbpfLoader::new().btf(None).load(object)
+}
+
+/// Error number of the system call that failed, if one did.
+pub(crate) fn system_error(error: &EbpfError) -> Option<i32> {
+    match error {
+        EbpfError::ProgramError(ProgramError::LoadError { io_error, .. })
+        | EbpfError::MapError(MapError::CreateError { io_error, .. }) => io_error.raw_os_error(),
+        EbpfError::ProgramError(ProgramError::SyscallError(error))
+        | EbpfError::MapError(MapError::SyscallError(error)) => error.io_error.raw_os_error(),
+        _ => None,
+    }
 }

@@ -9,11 +9,10 @@ use aya::programs::{LinkOrder, ProgramError, SchedClassifier, SocketFilter, TcAt
 use aya::{Ebpf, EbpfError};
 
 use super::config::PacketError;
-use crate::bpf;
+use crate::bpf::{self, system_error};
 use crate::capabilities::RequiredCapabilities;
 use crate::steering::SteeringRule;
 use crate::xdp::rules::RuleMaps;
-use crate::xdp::system_error;
 
 /// Built from `bpf/divert.bpf.c` by `make -C bpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/divert.bpf.o");

@@ -20,6 +20,8 @@ mod config;
 mod divert;
 mod filter;
 mod gro_limit;
+#[cfg(feature = "xdp")]
+mod reception;
 mod ring;
 mod sys;
 
@@ -40,6 +42,8 @@ pub use config::{PacketConfig, PacketError, ReceiveMode, Steering};
 #[cfg(feature = "xdp")]
 pub use divert::PortDiverter;
 use gro_limit::GroLimit;
+#[cfg(feature = "xdp")]
+pub(crate) use reception::PacketReception;
 use ring::{NextFrame, RingReader};
 use sys::{BURST_FRAMES, Batch, Socket};
 
@@ -96,32 +100,6 @@ pub struct PacketDevice {
     /// Frames read by `recvmmsg`, each before it is split.
     #[cfg(feature = "xdp")]
     arrived: u64,
-}
-
-/// Start and end of what a packet device receives. Both may wait for other processors.
-#[cfg(feature = "xdp")]
-pub(crate) struct PacketReception {
-    socket: Socket,
-    interface_index: u32,
-}
-
-#[cfg(feature = "xdp")]
-impl PacketReception {
-    /// Starts to receive.
-    ///
-    /// # Errors
-    /// The interface is gone.
-    pub(crate) fn start(&self) -> io::Result<()> {
-        self.socket.bind(self.interface_index)
-    }
-
-    /// Stops to receive. The device still has the frames that have arrived.
-    ///
-    /// # Errors
-    /// The interface is gone.
-    pub(crate) fn stop(&self) -> io::Result<()> {
-        self.socket.unbind(self.interface_index)
-    }
 }
 
 impl PacketDevice {

@@ -19,10 +19,12 @@ mod guard;
 mod holder;
 mod irq_deferral;
 mod link;
+#[cfg_attr(not(feature = "packet"), allow(dead_code))]
 mod napi;
 mod open;
 #[cfg(feature = "packet")]
 mod path_switch;
+#[cfg_attr(not(feature = "packet"), allow(dead_code))]
 mod poll_ring;
 mod program;
 mod queue;
@@ -52,8 +54,6 @@ pub use self::guard::XdpGuard;
 pub use self::link::XdpLink;
 pub use self::napi::NapiPoller;
 use self::open::QueueOffer;
-#[cfg(feature = "packet")]
-pub(crate) use self::open::system_error;
 #[cfg(feature = "packet")]
 use self::path_switch::PathSwitch;
 use self::program::SteeringProgram;
@@ -295,16 +295,18 @@ impl Device for XdpDevice {
         counters
     }
 
-    fn close_for_handover(
-        mut self: Box<Self>,
-        arena: &mut Arena,
-        keep: bool,
-    ) -> Option<HandoverState> {
+    fn close_for_handover(self: Box<Self>, arena: &mut Arena, keep: bool) -> Option<HandoverState> {
+        let Self {
+            queues,
+            mut program,
+            #[cfg(feature = "packet")]
+            path_switch,
+            ..
+        } = *self;
         #[cfg(feature = "packet")]
-        if let Some(mut switch) = self.path_switch.take() {
-            switch.finish(&mut self.program);
+        if let Some(mut switch) = path_switch {
+            switch.finish(&mut program);
         }
-        let Self { queues, mut program, .. } = *self;
         if !(keep && program.start_dropping().is_ok()) {
             program.detach();
         }

@@ -4,8 +4,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya::EbpfError;
-use aya::maps::MapError;
-use aya::programs::ProgramError;
 use rustix::event::epoll;
 use tidegate_memory::Arena;
 
@@ -23,6 +21,7 @@ use super::segment_sender::SegmentSender;
 use super::socket::{Binding, XdpSocket};
 use super::umem::Umem;
 use super::{AttachMode, CopyMode, XdpConfig, XdpDevice, XdpError};
+use crate::bpf::system_error;
 use crate::capabilities::RequiredCapabilities;
 use crate::{Capabilities, Medium};
 
@@ -391,16 +390,5 @@ pub(super) fn load_error(error: EbpfError, required: RequiredCapabilities) -> Xd
         // The verifier refuses instructions that need another capability.
         Some(libc::EACCES | libc::EINVAL) if !required.are_in_effect() => not_permitted(),
         _ => XdpError::Load(Box::new(error)),
-    }
-}
-
-/// Error number of the system call that failed, if one did.
-pub(crate) fn system_error(error: &EbpfError) -> Option<i32> {
-    match error {
-        EbpfError::ProgramError(ProgramError::LoadError { io_error, .. })
-        | EbpfError::MapError(MapError::CreateError { io_error, .. }) => io_error.raw_os_error(),
-        EbpfError::ProgramError(ProgramError::SyscallError(error))
-        | EbpfError::MapError(MapError::SyscallError(error)) => error.io_error.raw_os_error(),
-        _ => None,
     }
 }
