@@ -109,6 +109,7 @@ impl SegmentSender {
     }
 
     /// Bytes of the frames sent so far.
+    #[cfg(feature = "packet")]
     pub(super) fn sent_bytes(&self) -> u64 {
         self.sent_bytes
     }

@@ -18,6 +18,7 @@ const BPF_PROG_TEST_RUN: libc::c_int = 10;
 const BPF_LINK_CREATE: libc::c_int = 28;
 /// `BPF_LINK_UPDATE` of `linux/bpf.h`.
 const BPF_LINK_UPDATE: libc::c_int = 29;
+#[cfg(feature = "packet")]
 const BPF_LINK_DETACH: libc::c_int = 34;
 /// `BPF_XDP` of `enum bpf_attach_type` in `linux/bpf.h`.
 const BPF_XDP: u32 = 37;
@@ -316,6 +317,7 @@ pub(super) fn create_xdp_link(
 }
 
 /// Detaches the program of a BPF link (`BPF_LINK_DETACH`), whoever else has the link.
+#[cfg(feature = "packet")]
 pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut link_fd = link.as_raw_fd() as u32;
     // SAFETY: the command reads the number of a descriptor from a live integer of the length given.
