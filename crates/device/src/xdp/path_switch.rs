@@ -449,6 +449,7 @@ mod tests {
             for _ in 0..2 {
                 totals.arrived_frames += 1_000_000_000;
                 totals.received_bytes += 1_500_000_000_000;
+                totals.unfilled_frames = totals.arrived_frames;
                 fixture.check(totals);
             }
             fixture.switch().change.is_some()

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use tidegate_memory::Arena;
+use tidegate_memory::{Arena, Checksum};
 use tidegate_wire::DropCounters;
 use tidegate_wire::DropReason::{
     DeviceInvalidDescriptor, DeviceRingFull, FrameTooLong, NoBuffer, TransmitFailed,
@@ -66,6 +66,8 @@ pub(super) struct Queue {
     stalled_since: Option<Instant>,
     received: u64,
     received_bytes: u64,
+    /// Received frames with an unfilled checksum.
+    unfilled: u64,
     pushed: u64,
     pushed_bytes: u64,
     dropped_by_kernel: u64,
@@ -87,6 +89,7 @@ impl Queue {
             stalled_since: None,
             received: 0,
             received_bytes: 0,
+            unfilled: 0,
             pushed: 0,
             pushed_bytes: 0,
             dropped_by_kernel: 0,
@@ -181,7 +184,9 @@ impl Queue {
             return false;
         };
         if self.local_peers {
-            frame.set_checksum(local_checksum(arena.bytes(&frame)));
+            let checksum = local_checksum(arena.bytes(&frame));
+            self.unfilled += u64::from(checksum != Checksum::Unknown);
+            frame.set_checksum(checksum);
         }
         self.received_bytes += u64::from(descriptor.len);
         burst.push_back(frame);
@@ -350,6 +355,7 @@ impl Queue {
     pub(super) fn add_traffic(&self, total: &mut TrafficTotals) {
         total.arrived_frames += self.received;
         total.received_bytes += self.received_bytes;
+        total.unfilled_frames += self.unfilled;
         total.sent_bytes += self.pushed_bytes;
     }
 
@@ -376,7 +382,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidegate_memory::{ArenaConfig, Checksum, FrameSize};
+    use tidegate_memory::{ArenaConfig, FrameSize};
 
     use super::*;
     use crate::transport::tests::Shape;

@@ -35,6 +35,9 @@ pub(super) struct TrafficTotals {
     /// Frames that the kernel has delivered, each before it is split.
     pub(super) arrived_frames: u64,
     pub(super) received_bytes: u64,
+    /// Frames by AF_XDP whose checksum is unfilled: those of a sender on this machine that leaves
+    /// checksums, and so perhaps segments, to its device.
+    pub(super) unfilled_frames: u64,
     pub(super) sent_bytes: u64,
 }
 
@@ -82,6 +85,11 @@ impl Window {
         is_stream(received_bytes, min_frame_bytes) || is_stream(sent_bytes, SENT_BYTES_PER_ACK)
     }
 
+    /// True if the sender of most frames may send larger ones.
+    fn has_offloads(&self) -> bool {
+        2 * self.frames.unfilled_frames >= self.frames.arrived_frames
+    }
+
     fn has_flood(&self) -> bool {
         self.per_second(self.frames.arrived_frames) > MAX_PACKET_FRAMES_PER_SECOND
             && self.frames.received_bytes < COALESCED_BYTES * self.frames.arrived_frames
@@ -126,6 +134,7 @@ impl StreamMonitor {
         let frames = TrafficTotals {
             arrived_frames: totals.arrived_frames - before.arrived_frames,
             received_bytes: totals.received_bytes - before.received_bytes,
+            unfilled_frames: totals.unfilled_frames - before.unfilled_frames,
             sent_bytes: totals.sent_bytes - before.sent_bytes,
         };
         let window = Window { frames, time: now.duration_since(self.window_start) };
@@ -137,7 +146,7 @@ impl StreamMonitor {
     }
 
     fn after_xdp(&mut self, window: &Window, now: Instant) -> ReceivePath {
-        self.stream_windows = match window.has_stream(SEGMENT_BYTES) {
+        self.stream_windows = match window.has_offloads() && window.has_stream(SEGMENT_BYTES) {
             true => self.stream_windows + 1,
             false => 0,
         };
@@ -191,13 +200,15 @@ mod tests {
         path: ReceivePath,
         totals: TrafficTotals,
         now: Instant,
+        fills_checksums: bool,
     }
 
     impl Device {
         fn new() -> Self {
             let now = Instant::now();
             let (monitor, path) = (StreamMonitor::new(now), Xdp);
-            Self { monitor, path, totals: TrafficTotals::default(), now }
+            let totals = TrafficTotals::default();
+            Self { monitor, path, totals, now, fills_checksums: false }
         }
 
         /// Offers traffic for some milliseconds; returns the ways that the device changes to.
@@ -207,6 +218,9 @@ mod tests {
                 self.now += Duration::from_millis(1);
                 self.totals.arrived_frames += frames / 1_000;
                 self.totals.received_bytes += received / 1_000;
+                if !self.fills_checksums {
+                    self.totals.unfilled_frames += frames / 1_000;
+                }
                 self.totals.sent_bytes += sent / 1_000;
                 if self.monitor.is_due(self.now) {
                     let next = self.monitor.next_path(self.path, self.totals, self.now);
@@ -259,6 +273,15 @@ mod tests {
             assert_eq!((path, after_ms), (Packet, (1_000 * seconds).max(40)));
             assert_eq!(device.offer(COALESCED_IN, 1_000), []);
             assert_eq!(device.offer_until_change(FLOOD_AND_STREAM), (Xdp, 20));
+        }
+    }
+
+    #[test]
+    fn sender_without_offloads_stays_with_xdp() {
+        for stream in [STREAM_IN, STREAM_OUT] {
+            let mut device = Device::new();
+            device.fills_checksums = true;
+            assert_eq!(device.offer(stream, 1_000), []);
         }
     }
 
