@@ -12,23 +12,23 @@
 
 // Begins use of the data path, until leave(). Returns true if the device is running and no
 // handler frees memory in use.
-static int enter(const struct tg_device *device)
+static int enter(const struct dpdk_device *device)
 {
     // DPDK treats a burst on a stopped device as an error.
-    return device->runs && (!device->has_handlers || tg_keep_handlers_out(device->port));
+    return device->runs && (!device->has_handlers || dpdk_keep_handlers_out(device->port));
 }
 
-static void leave(const struct tg_device *device)
+static void leave(const struct dpdk_device *device)
 {
     if (device->has_handlers)
-        tg_let_handlers_in(device->port);
+        dpdk_let_handlers_in(device->port);
 }
 
-void tg_drain(struct tg_device *device)
+void dpdk_drain(struct dpdk_device *device)
 {
     struct rte_mbuf *mbufs[BURST];
     if (device->has_handlers)
-        tg_await_handlers(device->port);
+        dpdk_await_handlers(device->port);
     for (uint16_t queue = 0; queue < device->queues && device->runs; queue++) {
         uint16_t count = 1;
         for (unsigned turns = 0; count > 0 && turns <= COPIES; turns++) {
@@ -51,16 +51,16 @@ static inline uint8_t checksum_of(const struct rte_mbuf *mbuf)
 
 // Fills the burst with the frames received at a queue. A frame of several segments that do not
 // fit one buffer has no data.
-unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *burst)
+unsigned dpdk_receive(struct dpdk_device *device, uint16_t queue, struct dpdk_burst *burst)
 {
     if (!enter(device))
         return 0;
     // A driver may allocate buffers for the whole burst or receive nothing. With an empty
     // pool, filled buffers may still be waiting.
     unsigned most = device->level == 0 ? device->burst : RTE_MIN(device->burst, device->level);
-    tg_turn_begin(&device->pool);
+    dpdk_turn_begin(&device->pool);
     unsigned count = rte_eth_rx_burst(device->port, queue, burst->mbufs, most);
-    device->level = tg_turn_end(&device->pool);
+    device->level = dpdk_turn_end(&device->pool);
     leave(device);
     // Constant while packets are written, so the compiler need not reload them for each packet.
     const struct rte_mempool *frames = device->pool.mbufs != NULL ? device->pool.mempool : NULL;
@@ -72,11 +72,11 @@ unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *b
             rte_prefetch0(burst->mbufs[i + AHEAD]);
         int whole = likely(mbuf->nb_segs == 1) || rte_pktmbuf_linearize(mbuf) == 0;
         uint8_t *data = whole ? rte_pktmbuf_mtod(mbuf, uint8_t *) : NULL;
-        int is_frame = tg_is_frame(frames, mbuf);
+        int is_frame = dpdk_is_frame(frames, mbuf);
         uint8_t checksum = verifies ? checksum_of(mbuf) : CHECKSUM_UNKNOWN;
         uint32_t len = mbuf->pkt_len;
         rte_prefetch0(data);
-        struct tg_packet *packet = &burst->packets[i];
+        struct dpdk_packet *packet = &burst->packets[i];
         packet->data = data;
         packet->len = len;
         packet->checksum = checksum;
@@ -86,13 +86,13 @@ unsigned tg_receive(struct tg_device *device, uint16_t queue, struct tg_burst *b
 }
 
 // Frees `count` received frames, beginning at `from`.
-void tg_release(struct tg_burst *burst, unsigned from, unsigned count)
+void dpdk_release(struct dpdk_burst *burst, unsigned from, unsigned count)
 {
     rte_pktmbuf_free_bulk(burst->mbufs + from, count);
 }
 
 // Copies frames into buffers of the device. Returns false if there were too few buffers.
-static int copy_out(struct tg_device *device, const struct tg_packet *packets,
+static int copy_out(struct dpdk_device *device, const struct dpdk_packet *packets,
     struct rte_mbuf **mbufs, unsigned count)
 {
     if (rte_pktmbuf_alloc_bulk(device->pool.mempool, mbufs, count) != 0)
@@ -102,7 +102,7 @@ static int copy_out(struct tg_device *device, const struct tg_packet *packets,
     return 1;
 }
 
-static void describe_layers(struct rte_mbuf *mbuf, const struct tg_packet *packet)
+static void describe_layers(struct rte_mbuf *mbuf, const struct dpdk_packet *packet)
 {
     mbuf->tx_offload = 0;
     mbuf->l2_len = packet->link_bytes;
@@ -114,12 +114,12 @@ static void describe_layers(struct rte_mbuf *mbuf, const struct tg_packet *packe
 // Chain for a TSO frame; NULL if there are not enough mbufs. The checksums in the headers of the
 // whole frame apply to no segment. They are reset: the TCP checksum to the pseudo-header sum
 // without a length.
-static struct rte_mbuf *to_cut(const struct tg_device *device, const struct tg_packet *packet,
+static struct rte_mbuf *to_cut(const struct dpdk_device *device, const struct dpdk_packet *packet,
     struct rte_mbuf *frame)
 {
     uint16_t tcp_at = packet->link_bytes + packet->network_bytes;
     struct rte_mbuf *chain =
-        tg_chain(device->links, frame, packet->len, tcp_at + packet->transport_bytes);
+        dpdk_chain(device->links, frame, packet->len, tcp_at + packet->transport_bytes);
     if (chain == NULL)
         return NULL;
     describe_layers(chain, packet);
@@ -141,16 +141,16 @@ static struct rte_mbuf *to_cut(const struct tg_device *device, const struct tg_p
 // Fills in `count` mbufs, of the frames themselves or of copies. Stops at the first frame without
 // enough mbufs and returns the number of frames. TSO frames become chains. `asks` tells whether
 // any frame requests a checksum or TSO.
-static unsigned describe(const struct tg_device *device, const struct tg_packet *packets,
+static unsigned describe(const struct dpdk_device *device, const struct dpdk_packet *packets,
     struct rte_mbuf **mbufs, unsigned count, int *asks)
 {
     // Constant while the mbufs are written.
-    const struct tg_pool pool = device->pool;
+    const struct dpdk_pool pool = device->pool;
     const int takes_frames = device->takes_frames;
     *asks = 0;
     for (unsigned i = 0; i < count; i++) {
-        const struct tg_packet *packet = &packets[i];
-        struct rte_mbuf *mbuf = takes_frames ? tg_mbuf_at(&pool, packet->data) : mbufs[i];
+        const struct dpdk_packet *packet = &packets[i];
+        struct rte_mbuf *mbuf = takes_frames ? dpdk_mbuf_at(&pool, packet->data) : mbufs[i];
         mbufs[i] = mbuf;
         mbuf->pkt_len = packet->len;
         mbuf->data_len = (uint16_t)packet->len;
@@ -173,25 +173,25 @@ static unsigned describe(const struct tg_device *device, const struct tg_packet 
 
 // Settles references after a burst: for accepted TSO frames the chain keeps the only references;
 // for the others the chain is freed.
-static void settle_chains(struct tg_device *device, const struct tg_packet *packets,
+static void settle_chains(struct dpdk_device *device, const struct dpdk_packet *packets,
     struct rte_mbuf **mbufs, unsigned sent, unsigned count)
 {
     for (unsigned i = 0; i < count; i++)
         if (packets[i].checksum == CHECKSUM_TCP_CUT)
-            rte_pktmbuf_free(i < sent ? tg_mbuf_at(&device->pool, packets[i].data) : mbufs[i]);
+            rte_pktmbuf_free(i < sent ? dpdk_mbuf_at(&device->pool, packets[i].data) : mbufs[i]);
 }
 
 // Transmits frames. Returns the number of frames accepted, from the first on; in a pool over
 // frames these belong to the pool afterwards. `refuses_next` is set if the device will never
 // accept the next frame.
-unsigned tg_transmit(struct tg_device *device, const struct tg_packet *packets, unsigned count,
+unsigned dpdk_transmit(struct dpdk_device *device, const struct dpdk_packet *packets, unsigned count,
     uint8_t *refuses_next)
 {
     struct rte_mbuf *mbufs[BURST];
     *refuses_next = 0;
     if (!enter(device))
         return 0;
-    tg_turn_begin(&device->pool);
+    dpdk_turn_begin(&device->pool);
     unsigned sent = 0;
     if (!device->takes_frames && !copy_out(device, packets, mbufs, count))
         count = 0;
@@ -211,7 +211,7 @@ unsigned tg_transmit(struct tg_device *device, const struct tg_packet *packets, 
         // No mbufs were free: call the driver, which then reclaims completed transmits.
         rte_eth_tx_done_cleanup(device->port, TRANSMIT_QUEUE, 0);
     }
-    device->level = tg_turn_end(&device->pool);
+    device->level = dpdk_turn_end(&device->pool);
     leave(device);
     return sent;
 }

@@ -22,12 +22,12 @@ static struct {
     unsigned devices;
 } known[RTE_MAX_ETHPORTS];
 
-int tg_is_virtual(void)
+int dpdk_is_virtual(void)
 {
     return rte_eal_iova_mode() == RTE_IOVA_VA;
 }
 
-int tg_show_to_cards(const struct tg_memory *memory)
+int dpdk_show_to_cards(const struct dpdk_memory *memory)
 {
     unsigned free_place = 0;
     for (unsigned i = 0; i < RTE_DIM(known); i++) {
@@ -44,7 +44,7 @@ int tg_show_to_cards(const struct tg_memory *memory)
         return ENOMEM;
     for (size_t i = 0; i < pages; i++) {
         uint8_t *page = memory->base + i * memory->page_bytes;
-        addresses[i] = tg_is_virtual() ? (rte_iova_t)(uintptr_t)page : rte_mem_virt2iova(page);
+        addresses[i] = dpdk_is_virtual() ? (rte_iova_t)(uintptr_t)page : rte_mem_virt2iova(page);
     }
     int failed = rte_extmem_register(memory->base, memory->bytes, addresses, pages,
         memory->page_bytes);
@@ -56,14 +56,14 @@ int tg_show_to_cards(const struct tg_memory *memory)
     return 0;
 }
 
-void tg_hide_from_cards(const struct tg_memory *memory)
+void dpdk_hide_from_cards(const struct dpdk_memory *memory)
 {
     for (unsigned i = 0; i < RTE_DIM(known); i++)
         if (known[i].devices > 0 && known[i].base == memory->base && --known[i].devices == 0)
             rte_extmem_unregister(memory->base, memory->bytes);
 }
 
-int tg_cards_see_any(void)
+int dpdk_cards_see_any(void)
 {
     unsigned devices = 0;
     for (unsigned i = 0; i < RTE_DIM(known); i++)
@@ -71,13 +71,13 @@ int tg_cards_see_any(void)
     return devices > 0;
 }
 
-int tg_let_reach(struct rte_device *card, const struct tg_memory *memory, int on)
+int dpdk_let_reach(struct rte_device *card, const struct dpdk_memory *memory, int on)
 {
     // Virtual addresses are contiguous.
-    size_t step = tg_is_virtual() ? memory->bytes : memory->page_bytes;
+    size_t step = dpdk_is_virtual() ? memory->bytes : memory->page_bytes;
     for (size_t at = 0; at < memory->bytes; at += step) {
         uint8_t *part = memory->base + at;
-        rte_iova_t address = tg_is_virtual() ? (rte_iova_t)(uintptr_t)part : rte_mem_virt2iova(part);
+        rte_iova_t address = dpdk_is_virtual() ? (rte_iova_t)(uintptr_t)part : rte_mem_virt2iova(part);
         int failed = on ? rte_dev_dma_map(card, part, address, step)
                         : rte_dev_dma_unmap(card, part, address, step);
         if (failed && rte_errno != ENOTSUP)

@@ -8,17 +8,17 @@
 struct rte_device;
 
 // True if NICs use virtual addresses, which an IOMMU translates.
-int tg_is_virtual(void);
+int dpdk_is_virtual(void);
 
 // Registers the memory with DPDK for one more NIC. Returns 0 or an error number.
-int tg_show_to_cards(const struct tg_memory *memory);
+int dpdk_show_to_cards(const struct dpdk_memory *memory);
 // Drops one NIC's registration; the last one unregisters the memory.
-void tg_hide_from_cards(const struct tg_memory *memory);
+void dpdk_hide_from_cards(const struct dpdk_memory *memory);
 // True if any memory is registered.
-int tg_cards_see_any(void);
+int dpdk_cards_see_any(void);
 
 // Maps the memory for DMA by a NIC, or unmaps it. Without an IOMMU there is nothing to do.
 // Returns 0 or an error number.
-int tg_let_reach(struct rte_device *card, const struct tg_memory *memory, int on);
+int dpdk_let_reach(struct rte_device *card, const struct dpdk_memory *memory, int on);
 
 #endif

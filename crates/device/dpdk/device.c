@@ -59,7 +59,7 @@ static int is_paravirtual(const char *driver)
 // mbuf, and the frames are large enough. That holds for NICs and for virtual devices that copy.
 // Other devices expose their own memory to the peer, or treat the mbufs and the memory behind
 // them as the buffers.
-static int takes_frames(const struct tg_device *device, const struct tg_memory *memory,
+static int takes_frames(const struct dpdk_device *device, const struct dpdk_memory *memory,
     const char *name)
 {
     static const char *const copying[] = { "net_memif", "net_null", "net_pcap", "net_ring",
@@ -74,7 +74,7 @@ static int takes_frames(const struct tg_device *device, const struct tg_memory *
         && (device->is_card || strcmp(device->driver, "net_af_packet") == 0);
 }
 
-static int make_pool(struct tg_device *device, const struct tg_memory *memory, const char *name)
+static int make_pool(struct dpdk_device *device, const struct dpdk_memory *memory, const char *name)
 {
     char pool[RTE_MEMPOOL_NAMESIZE];
     int socket = rte_eth_dev_socket_id(device->port);
@@ -86,39 +86,39 @@ static int make_pool(struct tg_device *device, const struct tg_memory *memory, c
         device->step = "get memory for its buffers";
         uint32_t frame_bytes = (uint32_t)1 << memory->shift;
         uint16_t data_bytes = RTE_MIN(RTE_MAX(frame_bytes, 2048u), 16384u);
-        return tg_pool_of_copies(
+        return dpdk_pool_of_copies(
             &device->pool, pool, COPIES, data_bytes, device->burst, socket);
     }
     device->step = "reach the packet buffers in ordinary memory";
-    if (device->is_card && !tg_is_virtual() && memory->page_bytes <= 4096)
+    if (device->is_card && !dpdk_is_virtual() && memory->page_bytes <= 4096)
         return EFAULT;
     device->step = "register the packet buffers";
-    int error = device->is_card ? tg_show_to_cards(memory) : 0;
+    int error = device->is_card ? dpdk_show_to_cards(memory) : 0;
     if (error != 0)
         return error;
     device->step = "get memory for the descriptions of its buffers";
-    error = tg_pool_of_frames(&device->pool, pool, memory, device->burst, socket);
+    error = dpdk_pool_of_frames(&device->pool, pool, memory, device->burst, socket);
     if (error != 0) {
         if (device->is_card)
-            tg_hide_from_cards(memory);
+            dpdk_hide_from_cards(memory);
         return error;
     }
     device->step = "map the packet buffers";
-    return device->is_card ? tg_let_reach(device->device, memory, 1) : 0;
+    return device->is_card ? dpdk_let_reach(device->device, memory, 1) : 0;
 }
 
 // Runs `work` (start, stop or close). Without handlers to exclude, it runs on this thread, which
 // may be in another network namespace than the handler thread.
-static void change(const struct tg_device *device, void (*work)(void *argument), void *argument)
+static void change(const struct dpdk_device *device, void (*work)(void *argument), void *argument)
 {
     if (device->has_handlers)
-        tg_among_handlers(work, argument);
+        dpdk_among_handlers(work, argument);
     else
         work(argument);
 }
 
 struct start {
-    struct tg_device *device;
+    struct dpdk_device *device;
     int error;
 };
 
@@ -130,7 +130,7 @@ static void do_start(void *argument)
 }
 
 // Starts the device. Returns 0 or a negative error number.
-static int start(struct tg_device *device)
+static int start(struct dpdk_device *device)
 {
     struct start start = { .device = device };
     change(device, do_start, &start);
@@ -138,7 +138,7 @@ static int start(struct tg_device *device)
 }
 
 // True if the device supports TSO on frames of the arena, as chains.
-static int can_cut(const struct tg_device *device, const struct rte_eth_dev_info *info)
+static int can_cut(const struct dpdk_device *device, const struct rte_eth_dev_info *info)
 {
     const uint64_t needed = RTE_ETH_TX_OFFLOAD_TCP_TSO | RTE_ETH_TX_OFFLOAD_MULTI_SEGS
         | RTE_ETH_TX_OFFLOAD_IPV4_CKSUM;
@@ -147,18 +147,18 @@ static int can_cut(const struct tg_device *device, const struct rte_eth_dev_info
         && (info->tx_offload_capa & needed) == needed && (most == 0 || most >= LINKS_OF_FRAME);
 }
 
-static int make_links(struct tg_device *device)
+static int make_links(struct dpdk_device *device)
 {
     char name[RTE_MEMPOOL_NAMESIZE];
     static unsigned number;
     if (device->links != NULL)
         return 0;
     snprintf(name, sizeof(name), "tidegate_links%u", number++);
-    device->links = tg_pool_of_links(name, rte_eth_dev_socket_id(device->port));
+    device->links = dpdk_pool_of_links(name, rte_eth_dev_socket_id(device->port));
     return device->links == NULL ? -rte_errno : 0;
 }
 
-static int configure(struct tg_device *device, const struct rte_eth_dev_info *info,
+static int configure(struct dpdk_device *device, const struct rte_eth_dev_info *info,
     uint16_t descriptors, int segmentation, int interrupts)
 {
     const uint64_t receive = RTE_ETH_RX_OFFLOAD_UDP_CKSUM | RTE_ETH_RX_OFFLOAD_TCP_CKSUM;
@@ -207,7 +207,7 @@ static int configure(struct tg_device *device, const struct rte_eth_dev_info *in
             error = rte_eth_tx_queue_setup(port, i, transmits, socket, &transmitting);
         }
     }
-    if (error == 0 && strcmp(device->driver, "net_virtio_user") == 0 && tg_cards_see_any()) {
+    if (error == 0 && strcmp(device->driver, "net_virtio_user") == 0 && dpdk_cards_see_any()) {
         device->step = "start it while a card uses packet buffers";
         return ENOTSUP;
     }
@@ -220,59 +220,59 @@ static int configure(struct tg_device *device, const struct rte_eth_dev_info *in
 
 static void stop(void *argument)
 {
-    struct tg_device *device = argument;
+    struct dpdk_device *device = argument;
     rte_eth_dev_stop(device->port);
     device->runs = 0;
 }
 
 // Stops and restarts the device. Returns 0 or an error number.
-int tg_restart(struct tg_device *device)
+int dpdk_restart(struct dpdk_device *device)
 {
     change(device, stop, device);
     return -start(device);
 }
 
 // True if the device is a NIC with DMA access to the frames of the arena.
-static int shows_frames(const struct tg_device *device)
+static int shows_frames(const struct dpdk_device *device)
 {
     return device->is_card && device->takes_frames && device->pool.mempool != NULL;
 }
 
 static void stop_and_close(void *argument)
 {
-    struct tg_device *device = argument;
+    struct dpdk_device *device = argument;
     if (device->has_handlers)
-        tg_unwatch_handlers(device->port);
+        dpdk_unwatch_handlers(device->port);
     stop(device);
     if (shows_frames(device))
-        tg_let_reach(device->device, &device->pool.memory, 0);
+        dpdk_let_reach(device->device, &device->pool.memory, 0);
     rte_eth_dev_close(device->port);
 }
 
 // Closes the device. Only the pool remains, with the mbufs that were returned.
-void tg_close(struct tg_device *device)
+void dpdk_close(struct dpdk_device *device)
 {
-    tg_drain(device);
+    dpdk_drain(device);
     change(device, stop_and_close, device);
     if (device->device != NULL)
         rte_dev_remove(device->device);
     if (shows_frames(device))
-        tg_hide_from_cards(&device->pool.memory);
+        dpdk_hide_from_cards(&device->pool.memory);
 }
 
 // Frees the pool, which should contain `frames` frames of the arena. Returns false if any of its
 // mbufs is still in use.
-int tg_free_pool(struct tg_device *device, unsigned frames)
+int dpdk_free_pool(struct dpdk_device *device, unsigned frames)
 {
     if (device->links != NULL && rte_mempool_avail_count(device->links) < LINKS)
         return 0;
     rte_mempool_free(device->links);
     device->links = NULL;
-    return tg_pool_free(&device->pool, device->takes_frames ? frames : COPIES);
+    return dpdk_pool_free(&device->pool, device->takes_frames ? frames : COPIES);
 }
 
 // Probes a device and creates its pool. Returns 0, or an error number with `step` set.
-int tg_open(const char *name, const struct tg_memory *memory, struct tg_device *device)
+int dpdk_open(const char *name, const struct dpdk_memory *memory, struct dpdk_device *device)
 {
     memset(device, 0, sizeof(*device));
     device->step = NULL;
@@ -292,7 +292,7 @@ int tg_open(const char *name, const struct tg_memory *memory, struct tg_device *
         // A memif unmaps its rings when the peer exits.
         device->has_handlers = strcmp(device->driver, "net_memif") == 0;
         if (device->has_handlers)
-            tg_watch_handlers(port);
+            dpdk_watch_handlers(port);
         error = make_pool(device, memory, name);
         device->level = error == 0 ? rte_mempool_avail_count(device->pool.mempool) : 0;
     }
@@ -305,8 +305,8 @@ int tg_open(const char *name, const struct tg_memory *memory, struct tg_device *
             error = -rte_eth_dev_get_mtu(port, &device->mtu);
     }
     if (error != 0) {
-        tg_close(device);
-        tg_free_pool(device, 0);
+        dpdk_close(device);
+        dpdk_free_pool(device, 0);
     }
     return error;
 }
@@ -321,7 +321,7 @@ static int closes_twice(const char *driver)
 // Starts the device with `queues` queues in each direction and rings of `descriptors`
 // descriptors each. With `segmentation`, enables TSO if supported. Returns 0, or an error number
 // with `step` set; the caller must then close the device.
-int tg_run(struct tg_device *device, uint16_t queues, uint16_t descriptors, int segmentation)
+int dpdk_run(struct dpdk_device *device, uint16_t queues, uint16_t descriptors, int segmentation)
 {
     uint16_t port = device->port;
     struct rte_eth_dev_info info;
@@ -348,7 +348,7 @@ int tg_run(struct tg_device *device, uint16_t queues, uint16_t descriptors, int 
 }
 
 // Returns true if the link is up.
-int tg_link_is_up(const struct tg_device *device)
+int dpdk_link_is_up(const struct dpdk_device *device)
 {
     struct rte_eth_link link;
     memset(&link, 0, sizeof(link));
@@ -358,7 +358,7 @@ int tg_link_is_up(const struct tg_device *device)
 
 // Frames lost by the device: dropped on receive ring overflow, dropped for lack of a buffer,
 // received with errors, failed to transmit.
-void tg_losses(const struct tg_device *device, uint64_t losses[4])
+void dpdk_losses(const struct dpdk_device *device, uint64_t losses[4])
 {
     struct rte_eth_stats stats;
     memset(&stats, 0, sizeof(stats));
@@ -372,7 +372,7 @@ void tg_losses(const struct tg_device *device, uint64_t losses[4])
 // Stores the names of the extended statistics, padded with zeros, if `room` suffices for all.
 // Returns their number. Returns 0 for vhost: its statistics are in the state of the guest's
 // connection, which may end at any time.
-unsigned tg_statistic_names(const struct tg_device *device, char (*names)[STATISTIC_BYTES],
+unsigned dpdk_statistic_names(const struct dpdk_device *device, char (*names)[STATISTIC_BYTES],
     unsigned room)
 {
     _Static_assert(sizeof(struct rte_eth_xstat_name) == STATISTIC_BYTES, "one name is one name");
@@ -383,13 +383,13 @@ unsigned tg_statistic_names(const struct tg_device *device, char (*names)[STATIS
 }
 
 // Stores the values in the order of the names. Returns false if their number is not `count`.
-int tg_statistics(const struct tg_device *device, uint64_t *values, unsigned count)
+int dpdk_statistics(const struct dpdk_device *device, uint64_t *values, unsigned count)
 {
     return rte_eth_xstats_get_by_id(device->port, NULL, values, count) == (int)count;
 }
 
 // Registers the device's interrupts with `epoll`. Returns 0 or an error number.
-int tg_watch(const struct tg_device *device, int epoll)
+int dpdk_watch(const struct dpdk_device *device, int epoll)
 {
     int error = 0;
     for (uint16_t i = 0; i < device->queues && error == 0; i++)
@@ -398,7 +398,7 @@ int tg_watch(const struct tg_device *device, int epoll)
 }
 
 // Enables or disables the device's interrupts. Returns 0 or an error number.
-int tg_set_interrupts(const struct tg_device *device, int on)
+int dpdk_set_interrupts(const struct dpdk_device *device, int on)
 {
     int error = 0;
     for (uint16_t i = 0; i < device->queues && error == 0; i++)
@@ -408,7 +408,7 @@ int tg_set_interrupts(const struct tg_device *device, int on)
 }
 
 // Drains pending interrupts, so that `epoll` is no longer readable.
-void tg_take_interrupts(int epoll)
+void dpdk_take_interrupts(int epoll)
 {
     struct rte_epoll_event event;
     while (rte_epoll_wait(epoll, &event, 1, 0) > 0) {

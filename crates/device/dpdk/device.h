@@ -36,7 +36,7 @@ enum {
 };
 
 // One frame of a burst.
-struct tg_packet {
+struct dpdk_packet {
     uint8_t *data;
     uint32_t len;
     uint8_t checksum;
@@ -52,13 +52,13 @@ struct tg_packet {
 };
 
 // Received frames; `mbufs[i]` holds `packets[i]`.
-struct tg_burst {
+struct dpdk_burst {
     struct rte_mbuf *mbufs[BURST];
-    struct tg_packet packets[BURST];
+    struct dpdk_packet packets[BURST];
 };
 
 // State and capabilities of a device.
-struct tg_device {
+struct dpdk_device {
     uint16_t port;
     uint16_t mtu;
     uint16_t queues;
@@ -83,7 +83,7 @@ struct tg_device {
     // TSO is enabled.
     uint8_t cuts;
     char driver[DRIVER_BYTES];
-    struct tg_pool pool;
+    struct dpdk_pool pool;
     // Mbufs for chains; NULL without TSO.
     struct rte_mempool *links;
     // Number of mbufs in the pool at the end of its last turn.
@@ -95,6 +95,6 @@ struct tg_device {
 
 // Receives and frees waiting frames: a driver may leak frames left in its rings. Bounded,
 // because a driver that generates frames never runs dry.
-void tg_drain(struct tg_device *device);
+void dpdk_drain(struct dpdk_device *device);
 
 #endif

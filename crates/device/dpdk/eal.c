@@ -38,7 +38,7 @@ static ssize_t keep(void *cookie, const char *text, size_t bytes)
 }
 
 // Captures DPDK's log from now on instead of printing it.
-void tg_keep_log(void)
+void dpdk_keep_log(void)
 {
     cookie_io_functions_t functions = { .write = keep };
     FILE *stream = fopencookie(NULL, "w", functions);
@@ -49,7 +49,7 @@ void tg_keep_log(void)
 }
 
 // Copies and clears the captured log; at most its last `room` bytes. Returns their number.
-size_t tg_take_log(char *to, size_t room)
+size_t dpdk_take_log(char *to, size_t room)
 {
     pthread_mutex_lock(&said_lock);
     size_t bytes = said_bytes < room ? said_bytes : room;
@@ -60,10 +60,10 @@ size_t tg_take_log(char *to, size_t room)
 }
 
 // Starts DPDK. Returns 0 or an error number. DPDK keeps `argv`.
-int tg_start(int argc, char **argv)
+int dpdk_start(int argc, char **argv)
 {
     if (rte_eal_init(argc, argv) < 0)
         return rte_errno;
-    int error = tg_pools_start();
-    return error != 0 ? error : tg_handlers_start();
+    int error = dpdk_pools_start();
+    return error != 0 ? error : dpdk_handlers_start();
 }

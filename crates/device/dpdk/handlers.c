@@ -98,7 +98,7 @@ static void run_waiting(void)
     ring();
 }
 
-void tg_among_handlers(void (*work)(void *argument), void *argument)
+void dpdk_among_handlers(void (*work)(void *argument), void *argument)
 {
     struct task task = { .work = work, .argument = argument };
     sem_init(&task.is_done, 0, 0);
@@ -216,7 +216,7 @@ static void on_bell(void *nothing)
     }
 }
 
-int tg_handlers_start(void)
+int dpdk_handlers_start(void)
 {
     bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (bell < 0)
@@ -238,17 +238,17 @@ static void watch(void *port)
     }
 }
 
-void tg_watch_handlers(uint16_t port)
+void dpdk_watch_handlers(uint16_t port)
 {
-    tg_among_handlers(watch, &port);
+    dpdk_among_handlers(watch, &port);
 }
 
-void tg_unwatch_handlers(uint16_t port)
+void dpdk_unwatch_handlers(uint16_t port)
 {
     is_watched[port] = 0;
 }
 
-int tg_keep_handlers_out(uint16_t port)
+int dpdk_keep_handlers_out(uint16_t port)
 {
     static __thread unsigned refused;
     atomic_store_explicit(&ports[port].inside, 1, memory_order_relaxed);
@@ -257,7 +257,7 @@ int tg_keep_handlers_out(uint16_t port)
         refused = 0;
         return 1;
     }
-    tg_let_handlers_in(port);
+    dpdk_let_handlers_in(port);
     if (++refused > PATIENCE) {
         refused = 0;
         usleep(PAUSE_US);
@@ -265,13 +265,13 @@ int tg_keep_handlers_out(uint16_t port)
     return 0;
 }
 
-void tg_await_handlers(uint16_t port)
+void dpdk_await_handlers(uint16_t port)
 {
-    while (!tg_keep_handlers_out(port))
+    while (!dpdk_keep_handlers_out(port))
         usleep(PAUSE_US);
 }
 
-void tg_let_handlers_in(uint16_t port)
+void dpdk_let_handlers_in(uint16_t port)
 {
     atomic_store_explicit(&ports[port].inside, 0, memory_order_release);
 }

@@ -86,7 +86,7 @@ static unsigned stack_count(const struct rte_mempool *mempool)
     return stack->count;
 }
 
-int tg_pools_start(void)
+int dpdk_pools_start(void)
 {
     static const struct rte_mempool_ops ops = {
         .name = OPS,
@@ -101,7 +101,7 @@ int tg_pools_start(void)
 }
 
 // Cache used during a turn; NULL for a pool with few mbufs.
-static struct rte_mempool_cache *cache_of(const struct tg_pool *pool)
+static struct rte_mempool_cache *cache_of(const struct dpdk_pool *pool)
 {
     return rte_mempool_default_cache(pool->mempool, pool->lcore);
 }
@@ -116,7 +116,7 @@ static unsigned cache_size(unsigned mbufs, unsigned burst)
 // Assigns the pool its lcore number and disables the caches of all other lcores. Otherwise an
 // EAL lcore thread would keep mbufs in its own cache, and the turn of another pool would use
 // the cache as its own.
-static void leave_one_cache(struct tg_pool *pool)
+static void leave_one_cache(struct dpdk_pool *pool)
 {
     static atomic_uint number;
     pool->lcore = RTE_MAX_LCORE - 1 - atomic_fetch_add(&number, 1) % POOL_LCORES;
@@ -128,7 +128,7 @@ static void leave_one_cache(struct tg_pool *pool)
 }
 
 // Number of mbufs in the pool. For the thread that may have a turn.
-static unsigned level(const struct tg_pool *pool)
+static unsigned level(const struct dpdk_pool *pool)
 {
     const struct stack *stack = pool->mempool->pool_data;
     const struct rte_mempool_cache *cache = cache_of(pool);
@@ -137,13 +137,13 @@ static unsigned level(const struct tg_pool *pool)
     return in_stack + (cache != NULL ? cache->len : 0);
 }
 
-void tg_turn_begin(struct tg_pool *pool)
+void dpdk_turn_begin(struct dpdk_pool *pool)
 {
     own_lcore = RTE_PER_LCORE(_lcore_id);
     RTE_PER_LCORE(_lcore_id) = pool->lcore;
 }
 
-unsigned tg_turn_end(struct tg_pool *pool)
+unsigned dpdk_turn_end(struct dpdk_pool *pool)
 {
     RTE_PER_LCORE(_lcore_id) = own_lcore;
     return level(pool);
@@ -163,12 +163,12 @@ static void on_unshared(void *data, void *opaque)
 
 // The reference count of a frame follows its mbuf. DPDK reads that count on every free of an
 // mbuf with an external buffer, which costs a cache line. So these mbufs are marked as having
-// their buffer directly behind them until references exist: see tg_chain.
+// their buffer directly behind them until references exist: see dpdk_chain.
 #define OBJECT_BYTES (sizeof(struct rte_mbuf) + sizeof(struct rte_mbuf_ext_shared_info))
 
-static void init_mbuf(struct tg_pool *pool, size_t frame)
+static void init_mbuf(struct dpdk_pool *pool, size_t frame)
 {
-    struct rte_mbuf *mbuf = tg_mbuf_of(pool, frame);
+    struct rte_mbuf *mbuf = dpdk_mbuf_of(pool, frame);
     struct rte_mbuf_ext_shared_info *shared = (void *)(mbuf + 1);
     uint8_t *data = pool->memory.base + (frame << pool->memory.shift);
     int is_virtual = rte_eal_iova_mode() == RTE_IOVA_VA;
@@ -189,7 +189,7 @@ static void init_mbuf(struct tg_pool *pool, size_t frame)
 
 // Creates the mbufs of an empty pool over frames, at equal distances. Returns 0 or an error
 // number.
-static int make_mbufs(struct tg_pool *pool, int socket)
+static int make_mbufs(struct dpdk_pool *pool, int socket)
 {
     size_t bytes = (size_t)pool->memory.frames * MBUF_STRIDE;
     uint8_t *objects = rte_zmalloc_socket(NULL, bytes, MBUF_STRIDE, socket);
@@ -209,7 +209,7 @@ static int make_mbufs(struct tg_pool *pool, int socket)
     return 0;
 }
 
-int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_memory *memory,
+int dpdk_pool_of_frames(struct dpdk_pool *pool, const char *name, const struct dpdk_memory *memory,
     unsigned burst, int socket)
 {
     // An arena keeps the last byte of a frame free, and an mbuf stores its size in 16 bits.
@@ -234,11 +234,11 @@ int tg_pool_of_frames(struct tg_pool *pool, const char *name, const struct tg_me
     if (error == 0)
         leave_one_cache(pool);
     else
-        tg_pool_free(pool, 0);
+        dpdk_pool_free(pool, 0);
     return error;
 }
 
-int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, uint16_t data_bytes,
+int dpdk_pool_of_copies(struct dpdk_pool *pool, const char *name, unsigned mbufs, uint16_t data_bytes,
     unsigned burst, int socket)
 {
     pool->mbufs = NULL;
@@ -250,13 +250,13 @@ int tg_pool_of_copies(struct tg_pool *pool, const char *name, unsigned mbufs, ui
     return 0;
 }
 
-struct rte_mempool *tg_pool_of_links(const char *name, int socket)
+struct rte_mempool *dpdk_pool_of_links(const char *name, int socket)
 {
     return rte_pktmbuf_pool_create_by_ops(name, LINKS, 0, 0, RTE_PKTMBUF_HEADROOM + HEADERS_BYTES,
         socket, OPS);
 }
 
-struct rte_mbuf *tg_chain(struct rte_mempool *links, struct rte_mbuf *frame, uint32_t bytes,
+struct rte_mbuf *dpdk_chain(struct rte_mempool *links, struct rte_mbuf *frame, uint32_t bytes,
     uint16_t headers)
 {
     struct rte_mbuf *head = rte_pktmbuf_alloc(links);
@@ -284,7 +284,7 @@ struct rte_mbuf *tg_chain(struct rte_mempool *links, struct rte_mbuf *frame, uin
     return head;
 }
 
-int tg_pool_free(struct tg_pool *pool, unsigned mbufs)
+int dpdk_pool_free(struct dpdk_pool *pool, unsigned mbufs)
 {
     if (pool->mempool != NULL && pool->mempool->pool_data != NULL
         && rte_mempool_avail_count(pool->mempool) < mbufs)
@@ -299,13 +299,13 @@ int tg_pool_free(struct tg_pool *pool, unsigned mbufs)
 
 // Adds the mbufs of frames that were just lent to the stack; each frame is given by an address
 // inside it. Returns the number of mbufs in the pool.
-unsigned tg_give(struct tg_pool *pool, uint8_t *const *frames, unsigned count)
+unsigned dpdk_give(struct dpdk_pool *pool, uint8_t *const *frames, unsigned count)
 {
     while (count > 0) {
         void *mbufs[64];
         unsigned some = RTE_MIN(count, (unsigned)RTE_DIM(mbufs));
         for (unsigned i = 0; i < some; i++)
-            mbufs[i] = tg_mbuf_at(pool, frames[i]);
+            mbufs[i] = dpdk_mbuf_at(pool, frames[i]);
         rte_mempool_generic_put(pool->mempool, mbufs, some, NULL);
         frames += some;
         count -= some;
@@ -315,13 +315,13 @@ unsigned tg_give(struct tg_pool *pool, uint8_t *const *frames, unsigned count)
 
 // Removes up to `count` mbufs from the pool and stores the start addresses of their frames.
 // Returns the number removed; `left` receives the number of mbufs still in the pool.
-unsigned tg_take(struct tg_pool *pool, uint8_t **frames, unsigned count, unsigned *left)
+unsigned dpdk_take(struct dpdk_pool *pool, uint8_t **frames, unsigned count, unsigned *left)
 {
     unsigned taken = 0;
     void *object;
-    tg_turn_begin(pool);
+    dpdk_turn_begin(pool);
     while (taken < count && rte_mempool_get(pool->mempool, &object) == 0)
         frames[taken++] = ((struct rte_mbuf *)object)->buf_addr;
-    *left = tg_turn_end(pool);
+    *left = dpdk_turn_end(pool);
     return taken;
 }

@@ -43,4 +43,4 @@ pub use self::guard::set_restorer;
 pub use self::left_behind::{LeftBehind, restore_left_behind};
 pub use self::restorer::run_restorer;
 #[cfg(all(feature = "packet", feature = "xdp"))]
-pub(crate) use self::sys::namespace_cookie;
+pub(crate) use self::sys::{block_signals, namespace_cookie};

@@ -36,7 +36,7 @@ pub(super) fn pass_on_standard_streams_only() {
 }
 
 /// Blocks every signal that can be blocked, for the calling thread.
-pub(super) fn block_signals() {
+pub(crate) fn block_signals() {
     // SAFETY: `sigfillset` initialises the set, which lives during both calls; a null pointer means
     // that the former mask is not wanted.
     unsafe {

@@ -21,7 +21,7 @@ use super::link::XdpLink;
 use super::program::SteeringProgram;
 use super::streams::{ReceivePath, StreamMonitor, TrafficTotals};
 use super::{Steering, SteeringRule};
-use crate::interface_settings::namespace_cookie;
+use crate::interface_settings::{block_signals, namespace_cookie};
 use crate::netlink::NetdevSocket;
 use crate::packet::{self, PacketConfig, PacketDevice, PacketReception};
 use crate::{Burst, Device, DeviceCounters};
@@ -155,6 +155,8 @@ impl PathSwitch {
         let index = self.interface_index;
         let (give_link, link) = mpsc::sync_channel(1);
         let change = move || {
+            // Signals are for the program's own threads.
+            block_signals();
             leave_network_core();
             let link = match path {
                 ReceivePath::Packet => detach(&reception, link.recv().ok().flatten()),

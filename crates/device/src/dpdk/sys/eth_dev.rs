@@ -77,7 +77,7 @@ impl EthDev {
         let _lock = PROBE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: DPDK was started. The name is null-terminated and copied. `Self` keeps the
         // memory as long as the device. `raw` is writable.
-        let error = unsafe { raw::tg_open(name.as_ptr(), &memory_description, &mut raw) };
+        let error = unsafe { raw::dpdk_open(name.as_ptr(), &memory_description, &mut raw) };
         if error != 0 {
             return Err(open_failure(&raw, error));
         }
@@ -108,7 +108,7 @@ impl EthDev {
         let in_rings = usize::from(queues) * usize::from(descriptors);
         self.lend(arena, in_rings + self.levels.target);
         // SAFETY: the device was opened and is stopped.
-        match unsafe { raw::tg_run(&mut self.raw, queues, descriptors, segmentation.into()) } {
+        match unsafe { raw::dpdk_run(&mut self.raw, queues, descriptors, segmentation.into()) } {
             0 => Ok(()),
             error => Err(open_failure(&self.raw, error)),
         }
@@ -159,7 +159,7 @@ impl EthDev {
 
     pub fn link_is_up(&self) -> bool {
         // SAFETY: the device was opened.
-        unsafe { raw::tg_link_is_up(&self.raw) != 0 }
+        unsafe { raw::dpdk_link_is_up(&self.raw) != 0 }
     }
 
     /// Frames lost by the device: dropped on receive ring overflow, dropped for lack of a buffer,
@@ -167,17 +167,17 @@ impl EthDev {
     pub fn losses(&self) -> [u64; 4] {
         let mut losses = [0; 4];
         // SAFETY: the device was opened, and four numbers are written.
-        unsafe { raw::tg_losses(&self.raw, losses.as_mut_ptr()) };
+        unsafe { raw::dpdk_losses(&self.raw, losses.as_mut_ptr()) };
         losses
     }
 
     /// Names of the extended statistics, as the driver gives them.
     pub fn statistic_names(&self) -> Vec<String> {
         // SAFETY: the device was opened, and with a capacity of 0 nothing is written.
-        let count = unsafe { raw::tg_statistic_names(&self.raw, ptr::null_mut(), 0) };
+        let count = unsafe { raw::dpdk_statistic_names(&self.raw, ptr::null_mut(), 0) };
         let mut names = vec![[0; STATISTIC_NAME_BYTES]; count as usize];
         // SAFETY: the device was opened, and `names` holds `count` names.
-        let written = unsafe { raw::tg_statistic_names(&self.raw, names.as_mut_ptr(), count) };
+        let written = unsafe { raw::dpdk_statistic_names(&self.raw, names.as_mut_ptr(), count) };
         if written != count {
             return Vec::new();
         }
@@ -197,7 +197,8 @@ impl EthDev {
         }
         let mut values = vec![0; count];
         // SAFETY: the device was opened, and `values` holds `count` values.
-        let complete = unsafe { raw::tg_statistics(&self.raw, values.as_mut_ptr(), count as u32) };
+        let complete =
+            unsafe { raw::dpdk_statistics(&self.raw, values.as_mut_ptr(), count as u32) };
         (complete != 0).then_some(values)
     }
 
@@ -217,7 +218,7 @@ impl EthDev {
     /// Stops and restarts the device. After an error the device stays stopped.
     pub fn restart(&mut self) -> io::Result<()> {
         // SAFETY: the device is configured.
-        result(unsafe { raw::tg_restart(&mut self.raw) })
+        result(unsafe { raw::dpdk_restart(&mut self.raw) })
     }
 
     /// Closes the device and reclaims all its frames. Frames held by another device of this
@@ -244,7 +245,7 @@ impl EthDev {
         }
         let _lock = PROBE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the device was opened, and is not used afterwards.
-        unsafe { raw::tg_close(&mut self.raw) }
+        unsafe { raw::dpdk_close(&mut self.raw) }
     }
 }
 
@@ -252,7 +253,7 @@ impl Drop for EthDev {
     fn drop(&mut self) {
         self.close_once();
         // SAFETY: the pool is used only by holders of its mbufs.
-        let is_freed = unsafe { raw::tg_free_pool(&mut self.raw, self.lent as u32) != 0 };
+        let is_freed = unsafe { raw::dpdk_free_pool(&mut self.raw, self.lent as u32) != 0 };
         if !is_freed {
             // Frames returned later are never reused, but their memory may still be read.
             mem::forget(self.memory.clone());

@@ -18,14 +18,14 @@ pub fn version() -> String {
 /// Captures DPDK's log instead of printing it.
 pub fn capture_log() {
     // SAFETY: the function has no preconditions.
-    unsafe { raw::tg_keep_log() }
+    unsafe { raw::dpdk_keep_log() }
 }
 
 /// Returns and clears the captured log, or the end of a long one.
 pub fn take_log() -> String {
     let mut text = vec![0; 1024];
     // SAFETY: writes at most `text.len()` bytes to `text` and returns their number.
-    let bytes = unsafe { raw::tg_take_log(text.as_mut_ptr(), text.len()) };
+    let bytes = unsafe { raw::dpdk_take_log(text.as_mut_ptr(), text.len()) };
     text.truncate(bytes);
     String::from_utf8_lossy(&text).into_owned()
 }
@@ -40,7 +40,7 @@ pub fn start(arguments: &[String]) -> io::Result<()> {
     pointers.push(ptr::null_mut());
     let pointers = pointers.leak();
     // SAFETY: an argument vector as of `main`, which is never freed.
-    result(unsafe { raw::tg_start((pointers.len() - 1) as c_int, pointers.as_mut_ptr()) })
+    result(unsafe { raw::dpdk_start((pointers.len() - 1) as c_int, pointers.as_mut_ptr()) })
 }
 
 fn result(error: c_int) -> io::Result<()> {

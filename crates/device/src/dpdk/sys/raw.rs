@@ -15,7 +15,7 @@ pub const CHECKSUM_UDP: u8 = 2;
 pub const CHECKSUM_TCP: u8 = 3;
 pub const CHECKSUM_TCP_TSO: u8 = 4;
 
-/// `struct tg_packet`.
+/// `struct dpdk_packet`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Packet {
@@ -44,14 +44,14 @@ impl Packet {
     };
 }
 
-/// `struct tg_burst`.
+/// `struct dpdk_burst`.
 #[repr(C)]
 pub struct Burst {
     pub mbufs: [*mut c_void; BURST_FRAMES],
     pub packets: [Packet; BURST_FRAMES],
 }
 
-/// `struct tg_memory`.
+/// `struct dpdk_memory`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Memory {
@@ -62,7 +62,7 @@ pub struct Memory {
     pub page_bytes: usize,
 }
 
-/// `struct tg_pool`.
+/// `struct dpdk_pool`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Pool {
@@ -72,7 +72,7 @@ pub struct Pool {
     lcore: c_uint,
 }
 
-/// `struct tg_device`.
+/// `struct dpdk_device`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct EthDev {
@@ -101,39 +101,43 @@ pub struct EthDev {
 
 unsafe extern "C" {
     pub fn rte_version() -> *const c_char;
-    pub fn tg_keep_log();
-    pub fn tg_take_log(to: *mut u8, capacity: usize) -> usize;
-    pub fn tg_start(argc: c_int, argv: *mut *mut c_char) -> c_int;
-    pub fn tg_open(name: *const c_char, memory: *const Memory, device: *mut EthDev) -> c_int;
-    pub fn tg_run(device: *mut EthDev, queues: u16, descriptors: u16, segmentation: c_int)
-    -> c_int;
-    pub fn tg_restart(device: *mut EthDev) -> c_int;
-    pub fn tg_close(device: *mut EthDev);
-    pub fn tg_free_pool(device: *mut EthDev, frames: c_uint) -> c_int;
-    pub fn tg_link_is_up(device: *const EthDev) -> c_int;
-    pub fn tg_losses(device: *const EthDev, losses: *mut u64);
-    pub fn tg_statistic_names(
+    pub fn dpdk_keep_log();
+    pub fn dpdk_take_log(to: *mut u8, capacity: usize) -> usize;
+    pub fn dpdk_start(argc: c_int, argv: *mut *mut c_char) -> c_int;
+    pub fn dpdk_open(name: *const c_char, memory: *const Memory, device: *mut EthDev) -> c_int;
+    pub fn dpdk_run(
+        device: *mut EthDev,
+        queues: u16,
+        descriptors: u16,
+        segmentation: c_int,
+    ) -> c_int;
+    pub fn dpdk_restart(device: *mut EthDev) -> c_int;
+    pub fn dpdk_close(device: *mut EthDev);
+    pub fn dpdk_free_pool(device: *mut EthDev, frames: c_uint) -> c_int;
+    pub fn dpdk_link_is_up(device: *const EthDev) -> c_int;
+    pub fn dpdk_losses(device: *const EthDev, losses: *mut u64);
+    pub fn dpdk_statistic_names(
         device: *const EthDev,
         names: *mut [u8; STATISTIC_NAME_BYTES],
         capacity: c_uint,
     ) -> c_uint;
-    pub fn tg_statistics(device: *const EthDev, values: *mut u64, count: c_uint) -> c_int;
-    pub fn tg_receive(device: *mut EthDev, queue: u16, burst: *mut Burst) -> c_uint;
-    pub fn tg_release(burst: *mut Burst, from: c_uint, count: c_uint);
-    pub fn tg_transmit(
+    pub fn dpdk_statistics(device: *const EthDev, values: *mut u64, count: c_uint) -> c_int;
+    pub fn dpdk_receive(device: *mut EthDev, queue: u16, burst: *mut Burst) -> c_uint;
+    pub fn dpdk_release(burst: *mut Burst, from: c_uint, count: c_uint);
+    pub fn dpdk_transmit(
         device: *mut EthDev,
         packets: *const Packet,
         count: c_uint,
         rejects_next: *mut u8,
     ) -> c_uint;
-    pub fn tg_give(pool: *mut Pool, frames: *const *mut u8, count: c_uint) -> c_uint;
-    pub fn tg_take(
+    pub fn dpdk_give(pool: *mut Pool, frames: *const *mut u8, count: c_uint) -> c_uint;
+    pub fn dpdk_take(
         pool: *mut Pool,
         frames: *mut *mut u8,
         count: c_uint,
         level: *mut c_uint,
     ) -> c_uint;
-    pub fn tg_watch(device: *const EthDev, epoll: c_int) -> c_int;
-    pub fn tg_set_interrupts(device: *const EthDev, on: c_int) -> c_int;
-    pub fn tg_take_interrupts(epoll: c_int);
+    pub fn dpdk_watch(device: *const EthDev, epoll: c_int) -> c_int;
+    pub fn dpdk_set_interrupts(device: *const EthDev, on: c_int) -> c_int;
+    pub fn dpdk_take_interrupts(epoll: c_int);
 }

@@ -15,7 +15,7 @@ impl RxInterrupts {
     /// Drains pending interrupts; the descriptor is no longer readable.
     pub fn drain(&self) {
         // SAFETY: the descriptor is an epoll instance, to which only DPDK adds.
-        unsafe { raw::tg_take_interrupts(self.0.as_raw_fd()) }
+        unsafe { raw::dpdk_take_interrupts(self.0.as_raw_fd()) }
     }
 }
 
@@ -34,13 +34,13 @@ impl EthDev {
         }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).ok()?;
         // SAFETY: the device was opened, and the descriptor is an epoll instance.
-        let error = unsafe { raw::tg_watch(&self.raw, epoll.as_raw_fd()) };
+        let error = unsafe { raw::dpdk_watch(&self.raw, epoll.as_raw_fd()) };
         (error == 0).then_some(RxInterrupts(epoll))
     }
 
     /// Enables or disables interrupts.
     pub fn set_interrupts(&self, on: bool) -> io::Result<()> {
         // SAFETY: the device was opened.
-        result(unsafe { raw::tg_set_interrupts(&self.raw, on.into()) })
+        result(unsafe { raw::dpdk_set_interrupts(&self.raw, on.into()) })
     }
 }

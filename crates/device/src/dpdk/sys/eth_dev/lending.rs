@@ -46,7 +46,7 @@ impl EthDev {
             // SAFETY: the frames were just lent, so their mbufs are neither in the pool nor in use
             // by the driver.
             self.raw.level =
-                unsafe { raw::tg_give(&mut self.raw.pool, frames.as_ptr(), count as u32) };
+                unsafe { raw::dpdk_give(&mut self.raw.pool, frames.as_ptr(), count as u32) };
         }
     }
 
@@ -62,7 +62,7 @@ impl EthDev {
             let level = &mut self.raw.level;
             // SAFETY: `frames` has space for `wanted` pointers.
             let count =
-                unsafe { raw::tg_take(&mut self.raw.pool, frames.as_mut_ptr(), wanted, level) };
+                unsafe { raw::dpdk_take(&mut self.raw.pool, frames.as_mut_ptr(), wanted, level) };
             for &frame in &frames[..count as usize] {
                 if let Some(frame) = arena.reclaim(frame as u64 - base, 0) {
                     arena.free(frame);

@@ -29,7 +29,7 @@ impl RxBurst {
     pub(super) fn release(&mut self, count: usize) {
         let count = count.min(self.end - self.next);
         // SAFETY: this burst owns those mbufs, and no entry before `next` is used again.
-        unsafe { raw::tg_release(&mut *self.raw, self.next as u32, count as u32) };
+        unsafe { raw::dpdk_release(&mut *self.raw, self.next as u32, count as u32) };
         self.next += count;
     }
 }
@@ -46,7 +46,7 @@ impl EthDev {
                 self.next_queue = if queue + 1 < self.raw.queues { queue + 1 } else { 0 };
                 // SAFETY: the device has this queue; the burst holds no frame and has space for
                 // the maximum that is ever written.
-                *end = unsafe { raw::tg_receive(&mut self.raw, queue, &mut **raw) } as usize;
+                *end = unsafe { raw::dpdk_receive(&mut self.raw, queue, &mut **raw) } as usize;
                 if *end > 0 {
                     break;
                 }

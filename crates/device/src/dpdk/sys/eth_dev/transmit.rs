@@ -30,7 +30,7 @@ impl EthDev {
                 // arena owned by the burst, so their mbufs are neither in the pool nor in use by
                 // the driver.
                 _ => unsafe {
-                    raw::tg_transmit(
+                    raw::dpdk_transmit(
                         &mut self.raw,
                         self.tx_packets.as_ptr(),
                         ready as u32,
