@@ -3,7 +3,6 @@
 //! A set is a kernel epoll with the kernel's members, and a [`Poll`] with Tidegate's members.
 //! Waiting collects events from both.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -11,16 +10,12 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, epoll_event, pollfd, sigset_t};
 use tidegate::{Interest, Net, Poll, Ready, Token};
-use tidegate_posix::epoll_events::{check_exclusive, event_bits, interest, trigger};
+use tidegate_posix::epoll_events::{check_exclusive, interest, trigger};
+use tidegate_posix::epoll_members::MemberTable;
+use tidegate_posix::polling::KernelPolls;
 
 use crate::sleeper::KernelWaiter;
 use crate::socket::{Socket, Watcher, lock, os_error};
-
-/// Interval at which the kernel is polled while Tidegate always has events.
-const KERNEL_POLL_INTERVAL: Duration = Duration::from_micros(100);
-
-/// Events that are reported without being asked for.
-const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 
 /// Epoll set.
 pub(crate) struct EpollSet {
@@ -28,68 +23,17 @@ pub(crate) struct EpollSet {
     /// Kernel epoll: the descriptor of the set itself.
     kernel_fd: c_int,
     poll: Poll,
-    members: Mutex<Members>,
+    members: Mutex<MemberTable<Socket>>,
     kernel_members: AtomicUsize,
-    /// Time of the last poll of the kernel.
-    last_kernel_poll: Mutex<Option<Instant>>,
+    kernel_polls: KernelPolls,
     own: Weak<EpollSet>,
-}
-
-#[derive(Default)]
-struct Members {
-    slots: Vec<Option<Member>>,
-    /// Slot by descriptor.
-    by_fd: HashMap<c_int, usize>,
-    free_slots: Vec<usize>,
-}
-
-struct Member {
-    fd: c_int,
-    socket: Weak<Socket>,
-    events: u32,
-    data: u64,
-}
-
-impl Members {
-    /// Slot of a descriptor, if the descriptor still refers to the socket that was added.
-    fn find(&mut self, fd: c_int, socket: &Arc<Socket>) -> Option<usize> {
-        let slot = *self.by_fd.get(&fd)?;
-        let member = self.slots[slot].as_ref()?;
-        if member.socket.ptr_eq(&Arc::downgrade(socket)) {
-            return Some(slot);
-        }
-        // The socket was closed, and the kernel reused its descriptor.
-        self.remove(fd);
-        None
-    }
-
-    fn remove(&mut self, fd: c_int) {
-        if let Some(slot) = self.by_fd.remove(&fd) {
-            self.slots[slot] = None;
-            self.free_slots.push(slot);
-        }
-    }
-
-    fn insert(&mut self, member: Member) -> usize {
-        let slot = self.free_slots.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() - 1
-        });
-        self.by_fd.insert(member.fd, slot);
-        self.slots[slot] = Some(member);
-        slot
-    }
 }
 
 impl Watcher for EpollSet {
     fn on_opened(&self, socket: &Arc<Socket>) {
-        let members = lock(&self.members);
-        let is_member = |member: &&Member| member.socket.ptr_eq(&Arc::downgrade(socket));
-        for (slot, member) in members.slots.iter().enumerate() {
-            if let Some(member) = member.as_ref().filter(is_member) {
-                // Can fail only for a socket of another stack, which was refused before.
-                let _ = self.register(socket, slot, member.events);
-            }
+        for (slot, member) in lock(&self.members).of_socket(socket) {
+            // Can fail only for a socket of another stack, which was refused before.
+            let _ = self.register(socket, slot, member.events);
         }
     }
 }
@@ -103,7 +47,7 @@ impl EpollSet {
             poll: Poll::new(net),
             members: Mutex::default(),
             kernel_members: AtomicUsize::new(0),
-            last_kernel_poll: Mutex::new(None),
+            kernel_polls: KernelPolls::default(),
             own: own.clone(),
         })
     }
@@ -140,13 +84,12 @@ impl EpollSet {
         let mut members = lock(&self.members);
         let found = members.find(fd, socket);
         let missing = || os_error(libc::ENOENT);
-        let present = found.and_then(|slot| members.slots[slot].as_ref());
+        let present = found.and_then(|slot| members.get(slot));
         check_exclusive(operation, events, present.map(|member| member.events))?;
         match operation {
             libc::EPOLL_CTL_ADD if found.is_some() => Err(os_error(libc::EEXIST)),
             libc::EPOLL_CTL_ADD => {
-                let member = Member { fd, socket: Arc::downgrade(socket), events, data };
-                let slot = members.insert(member);
+                let slot = members.insert(fd, Arc::downgrade(socket), events, data);
                 let watcher: Weak<dyn Watcher> = self.own.clone();
                 let added = match socket.endpoint() {
                     // The endpoint may appear meanwhile.
@@ -157,7 +100,7 @@ impl EpollSet {
             }
             libc::EPOLL_CTL_MOD => {
                 let slot = found.ok_or_else(missing)?;
-                if let Some(member) = &mut members.slots[slot] {
+                if let Some(member) = members.get_mut(slot) {
                     (member.events, member.data) = (events, data);
                 }
                 let Some(source) = socket.source() else { return Ok(()) };
@@ -264,50 +207,13 @@ impl EpollSet {
         if ready.is_empty() {
             return Ok(count);
         }
-        let members = lock(&self.members);
-        let before = count;
-        for one in ready {
-            let Some(Some(member)) = members.slots.get(one.token.0) else { continue };
-            let bits = event_bits(one.readiness) & (member.events | ALWAYS);
-            if bits != 0 {
-                events[count] = epoll_event { events: bits, u64: member.data };
-                count += 1;
-            }
-        }
-        drop(members);
+        let written = lock(&self.members).write_events(&ready, &mut events[count..]);
         // The program will answer each event; the last answer sends the deferred frames, too.
-        self.net.defer_transmit((count - before).saturating_sub(1) as u32);
-        Ok(count)
+        self.net.defer_transmit(written.saturating_sub(1) as u32);
+        Ok(count + written)
     }
 
     fn is_kernel_due(&self) -> bool {
-        if self.kernel_members.load(Ordering::Relaxed) == 0 {
-            return false;
-        }
-        let mut last_poll = lock(&self.last_kernel_poll);
-        let now = Instant::now();
-        let is_due = last_poll.is_none_or(|last| now.duration_since(last) >= KERNEL_POLL_INTERVAL);
-        if is_due {
-            *last_poll = Some(now);
-        }
-        is_due
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reuses_slots_of_removed_members() {
-        let mut members = Members::default();
-        let member = |fd| Member { fd, socket: Weak::new(), events: 1, data: 7 };
-        let first = members.insert(member(5));
-        let second = members.insert(member(6));
-        assert_ne!(first, second);
-        members.remove(5);
-        members.remove(5);
-        assert_eq!(members.insert(member(9)), first);
-        assert_eq!(members.by_fd.len(), 2);
+        self.kernel_members.load(Ordering::Relaxed) > 0 && self.kernel_polls.are_due()
     }
 }

@@ -2,11 +2,12 @@
 //! kernel.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use libc::{pollfd, sigset_t, timespec};
+use libc::{pollfd, sigset_t};
 use tidegate::Sleeper;
+use tidegate_posix::polling::{kernel_timeout, poll_with_wake};
 
 /// Signals blocked while a call waits, so that a signal that arrives while the stack polls ends the
 /// next sleep. The mask of the thread is restored on drop.
@@ -67,15 +68,9 @@ impl Sleeper for KernelWaiter {
         if has_nothing && (self.leaves_signals || self.signals.is_none()) {
             return Ok(false);
         }
-        let own_count = self.fds.len();
-        let wake = wake.iter().map(AsRawFd::as_raw_fd);
-        self.fds.extend(wake.map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 }));
         let mask = self.mask.or(self.signals.as_ref().map(|signals| signals.0));
-        let found = poll(&mut self.fds, timeout, mask.as_ref());
         self.has_polled = true;
-        let has_own_event = self.fds[..own_count].iter().any(|fd| fd.revents != 0);
-        self.fds.truncate(own_count);
-        found.map(|found| found > 0 && has_own_event)
+        poll_with_wake(&mut self.fds, wake, |fds| poll(fds, timeout, mask.as_ref()))
     }
 }
 
@@ -88,10 +83,7 @@ pub(crate) fn poll(
     timeout: Option<Duration>,
     mask: Option<&sigset_t>,
 ) -> io::Result<usize> {
-    let timeout = timeout.map(|timeout| timespec {
-        tv_sec: timeout.as_secs().min(i32::MAX as u64) as i64,
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    });
+    let timeout = timeout.map(kernel_timeout);
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the slice has as many elements; time and mask are valid or null.

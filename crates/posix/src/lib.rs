@@ -5,8 +5,10 @@
 //! * [`control`]: control messages of datagrams.
 //! * [`errno`]: errors as `errno`.
 //! * [`epoll_events`]: readiness as event bits of epoll.
+//! * [`epoll_members`]: sockets of an epoll set.
 //! * [`families`]: address families that a socket reaches.
 //! * [`fd_table`]: objects of descriptors.
+//! * [`polling`]: the kernel's descriptors in waiting calls.
 //! * [`signals`]: signals that interrupt waiting calls.
 //! * [`tcp_info`]: state of a connection as `TCP_INFO`.
 //! * [`mod@unreachable`]: ICMP errors that have no error kind.
@@ -14,9 +16,11 @@
 pub mod arguments;
 pub mod control;
 pub mod epoll_events;
+pub mod epoll_members;
 pub mod errno;
 pub mod families;
 pub mod fd_table;
+pub mod polling;
 pub mod signals;
 pub mod tcp_info;
 pub mod unreachable;

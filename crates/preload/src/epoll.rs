@@ -13,22 +13,19 @@ use std::time::{Duration, Instant};
 use libc::{epoll_event, pollfd, sigset_t};
 use tidegate::{Interest, Net, Poll, Ready, Source, Token};
 use tidegate_memory::OwnFd;
-use tidegate_posix::epoll_events::{check_exclusive, event_bits, interest, trigger};
+use tidegate_posix::epoll_events::{check_exclusive, interest, trigger};
+use tidegate_posix::epoll_members::MemberTable;
+use tidegate_posix::polling::KernelPolls;
 
 use crate::sleeper::KernelWaiter;
 use crate::socket::Socket;
 use crate::{real, runtime, signals};
-
-/// Interval at which the kernel is polled while Tidegate always has events.
-const KERNEL_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// Data of the event that wakes threads waiting for the kernel alone ("tidegate" in ASCII, a
 /// value that no application uses).
 const KICK_DATA: u64 = 0x7469_6465_6761_7465;
 
 const IN: u32 = libc::EPOLLIN as u32;
-const HUP: u32 = libc::EPOLLHUP as u32;
-const ERR: u32 = libc::EPOLLERR as u32;
 
 /// Epoll set.
 pub(crate) struct Epoll {
@@ -42,25 +39,15 @@ pub(crate) struct Epoll {
     kernel_waiters: AtomicU32,
     /// Event descriptor that wakes these threads when Tidegate's part is created.
     kick_fd: OnceLock<OwnFd>,
-    /// Time of the last poll of the kernel.
-    last_kernel_poll: Mutex<Option<Instant>>,
+    kernel_polls: KernelPolls,
 }
 
 #[derive(Default)]
 pub(crate) struct Members {
-    sockets: Vec<Option<Member>>,
-    /// Slot in `sockets`, by descriptor.
-    by_fd: HashMap<i32, usize>,
-    free_slots: Vec<usize>,
+    sockets: MemberTable<Socket>,
     /// Members of the kernel, some of which may move to Tidegate: events and data.
     kernel_fds: HashMap<i32, (u32, u64)>,
     nested: Vec<NestedSet>,
-}
-
-struct Member {
-    socket: Weak<Socket>,
-    events: u32,
-    data: u64,
 }
 
 /// Epoll set that is a member of another one. The kernel watches its kernel part.
@@ -108,37 +95,6 @@ fn kernel_ctl(epoll: i32, operation: i32, fd: i32, events: u32, data: u64) -> io
     }
 }
 
-impl Members {
-    /// Slot of a descriptor, if the descriptor still refers to the socket that was added.
-    fn find(&mut self, fd: i32, socket: &Arc<Socket>) -> Option<usize> {
-        let slot = *self.by_fd.get(&fd)?;
-        let member = self.sockets.get(slot)?.as_ref()?;
-        if member.socket.ptr_eq(&Arc::downgrade(socket)) {
-            return Some(slot);
-        }
-        // The socket was closed, and the kernel reused its descriptor.
-        self.remove(fd);
-        None
-    }
-
-    fn remove(&mut self, fd: i32) {
-        if let Some(slot) = self.by_fd.remove(&fd) {
-            self.sockets[slot] = None;
-            self.free_slots.push(slot);
-        }
-    }
-
-    fn insert(&mut self, fd: i32, member: Member) -> usize {
-        let slot = self.free_slots.pop().unwrap_or_else(|| {
-            self.sockets.push(None);
-            self.sockets.len() - 1
-        });
-        self.sockets[slot] = Some(member);
-        self.by_fd.insert(fd, slot);
-        slot
-    }
-}
-
 impl Epoll {
     /// Creates the set for a new kernel epoll.
     pub(crate) fn new(fd: i32) -> Arc<Self> {
@@ -149,7 +105,7 @@ impl Epoll {
             has_nested: AtomicBool::new(false),
             kernel_waiters: AtomicU32::new(0),
             kick_fd: OnceLock::new(),
-            last_kernel_poll: Mutex::new(None),
+            kernel_polls: KernelPolls::default(),
         });
         let mut all = lock(&ALL_SETS);
         all.retain(|other| other.strong_count() > 0);
@@ -212,29 +168,28 @@ impl Epoll {
     ) -> io::Result<()> {
         let mut members = lock(&self.members);
         let (poll, source) = (self.poll(socket.net), socket.source());
-        let found = members.find(fd, socket);
+        let found = members.sockets.find(fd, socket);
         let missing = || io::Error::from_raw_os_error(libc::ENOENT);
-        let present = found.and_then(|slot| members.sockets[slot].as_ref());
+        let present = found.and_then(|slot| members.sockets.get(slot));
         check_exclusive(operation, events, present.map(|member| member.events))?;
         match operation {
             libc::EPOLL_CTL_ADD => {
                 if found.is_some() {
                     return Err(io::Error::from_raw_os_error(libc::EEXIST));
                 }
-                let member = Member { socket: Arc::downgrade(socket), events, data };
-                let slot = members.insert(fd, member);
+                let slot = members.sockets.insert(fd, Arc::downgrade(socket), events, data);
                 let added = socket.net.batch(|batch| {
                     batch.register(poll, source, Token(slot), interest(events))?;
                     batch.set_trigger(poll, source, trigger(events))
                 })?;
                 if let Err(error) = added {
-                    members.remove(fd);
+                    members.sockets.remove(fd);
                     return Err(error);
                 }
             }
             libc::EPOLL_CTL_MOD => {
                 let slot = found.ok_or_else(missing)?;
-                if let Some(member) = &mut members.sockets[slot] {
+                if let Some(member) = members.sockets.get_mut(slot) {
                     (member.events, member.data) = (events, data);
                 }
                 socket.net.batch(|batch| {
@@ -244,7 +199,7 @@ impl Epoll {
             }
             _ => {
                 found.ok_or_else(missing)?;
-                members.remove(fd);
+                members.sockets.remove(fd);
                 socket.net.batch(|batch| batch.deregister(poll, source))??;
             }
         }
@@ -298,10 +253,9 @@ impl Epoll {
     /// Handles the return of a member to the kernel alone.
     fn on_returned(&self, fd: i32, socket: &Arc<Socket>) {
         let mut members = lock(&self.members);
-        let Some(slot) = members.find(fd, socket) else { return };
-        let registration =
-            members.sockets[slot].as_ref().map(|member| (member.events, member.data));
-        members.remove(fd);
+        let Some(slot) = members.sockets.find(fd, socket) else { return };
+        let registration = members.sockets.get(slot).map(|member| (member.events, member.data));
+        members.sockets.remove(fd);
         if let Some((events, data)) = registration {
             members.kernel_fds.insert(fd, (events, data));
             // Fails when the kernel epoll has the descriptor already.
@@ -356,7 +310,7 @@ impl Epoll {
             let found = net.wait(&sources, remaining(), &mut kernel)?;
             let polls_kernel = match kernel.take_polled() {
                 true => kernel.fds[0].revents != 0,
-                false => self.is_kernel_due(),
+                false => self.kernel_polls.are_due(),
             };
             let count = self.collect_ready(net, events, polls_kernel)?;
             kernel.fds[0].revents = 0;
@@ -446,28 +400,7 @@ impl Epoll {
         let Some(poll) = self.poll.get() else { return 0 };
         let mut found: Vec<Ready> = Vec::new();
         poll.collect_ready(&mut found, events.len());
-        let members = lock(&self.members);
-        let mut count = 0;
-        for ready in found {
-            let Some(Some(member)) = members.sockets.get(ready.token.0) else { continue };
-            let bits = event_bits(ready.readiness) & (member.events | ERR | HUP);
-            if bits != 0 {
-                events[count] = epoll_event { events: bits, u64: member.data };
-                count += 1;
-            }
-        }
-        count
-    }
-
-    fn is_kernel_due(&self) -> bool {
-        let mut last_poll = lock(&self.last_kernel_poll);
-        let now = Instant::now();
-        let is_due =
-            last_poll.is_none_or(|asked| now.duration_since(asked) >= KERNEL_POLL_INTERVAL);
-        if is_due {
-            *last_poll = Some(now);
-        }
-        is_due
+        lock(&self.members).sockets.write_events(&found, events)
     }
 }
 
@@ -500,22 +433,4 @@ pub(crate) fn on_moved(fd: i32, socket: &Arc<Socket>) {
 pub(crate) fn on_returned(fd: i32, socket: &Arc<Socket>) {
     let all: Vec<Arc<Epoll>> = lock(&ALL_SETS).iter().filter_map(Weak::upgrade).collect();
     all.iter().for_each(|epoll| epoll.on_returned(fd, socket));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reuses_slots_of_removed_members() {
-        let mut members = Members::default();
-        let member = || Member { socket: Weak::new(), events: IN, data: 7 };
-        let first = members.insert(5, member());
-        let second = members.insert(6, member());
-        assert_ne!(first, second);
-        members.remove(5);
-        members.remove(5);
-        assert_eq!(members.insert(9, member()), first);
-        assert_eq!(members.by_fd.len(), 2);
-    }
 }

@@ -2,11 +2,12 @@
 //! signals.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use libc::{pollfd, sigset_t, timespec};
+use libc::{pollfd, sigset_t};
 use tidegate::Sleeper;
+use tidegate_posix::polling::{kernel_timeout, poll_with_wake};
 
 use crate::{real, signals};
 
@@ -50,14 +51,8 @@ impl Sleeper for KernelWaiter {
         if !is_first_call && signals::has_deferred() {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let own_count = self.fds.len();
-        let wake = wake.iter().map(AsRawFd::as_raw_fd);
-        self.fds.extend(wake.map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 }));
-        let found = poll(&mut self.fds, timeout, self.mask.as_ref());
         self.has_polled = true;
-        let has_own_event = self.fds[..own_count].iter().any(|fd| fd.revents != 0);
-        self.fds.truncate(own_count);
-        found.map(|found| found > 0 && has_own_event)
+        poll_with_wake(&mut self.fds, wake, |fds| poll(fds, timeout, self.mask.as_ref()))
     }
 }
 
@@ -71,10 +66,7 @@ pub(crate) fn poll(
     mask: Option<&sigset_t>,
 ) -> io::Result<usize> {
     let may_wait = timeout != Some(Duration::ZERO);
-    let timeout = timeout.map(|timeout| timespec {
-        tv_sec: timeout.as_secs().min(i32::MAX as u64) as i64,
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    });
+    let timeout = timeout.map(kernel_timeout);
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
     let (list, count) = (fds.as_mut_ptr(), fds.len() as u64);

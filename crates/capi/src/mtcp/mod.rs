@@ -48,6 +48,20 @@ unsafe fn context<'a>(context: *mut Context) -> io::Result<&'a Context> {
     unsafe { context.as_ref() }.ok_or_else(|| os_error(libc::EINVAL))?.check()
 }
 
+/// `FIONREAD` and `FIONBIO`.
+unsafe fn ioctl(
+    mctx: *mut Context,
+    sockid: c_int,
+    request: c_int,
+    argument: *mut c_void,
+) -> io::Result<()> {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let fd = context(mctx)?.fd(sockid)?;
+        socket::ioctl(fd, c_ulong::from(request.cast_unsigned()), argument)
+    }
+}
+
 /// Creates an epoll set of a context.
 unsafe fn epoll_create(mctx: *mut Context, flags: c_int) -> io::Result<c_int> {
     // SAFETY: guaranteed by the caller.
@@ -248,13 +262,11 @@ export! {
     }
     /// `FIONREAD` and `FIONBIO`.
     mtcp_socket_ioctl(mctx: *mut Context, sockid: c_int, request: c_int, argp: *mut c_void) -> c_int = status {
-        let fd = context(mctx)?.fd(sockid)?;
-        socket::ioctl(fd, c_ulong::from(request.cast_unsigned()), argp)
+        ioctl(mctx, sockid, request, argp)
     }
     /// `FIONREAD` and `FIONBIO`.
     mtcp_ioctl(mctx: *mut Context, sockid: c_int, request: c_int, argp: *mut c_void) -> c_int = status {
-        let fd = context(mctx)?.fd(sockid)?;
-        socket::ioctl(fd, c_ulong::from(request.cast_unsigned()), argp)
+        ioctl(mctx, sockid, request, argp)
     }
     /// Receives.
     mtcp_read(mctx: *mut Context, sockid: c_int, buf: *mut c_char, len: size_t) -> ssize_t = bytes {
