@@ -10,9 +10,7 @@ use crate::report::experiment::{Experiment, KernelRows};
 use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::receive_work::ReceiveWork;
-use crate::testbed::tcp::{
-    Family, KernelProgram, ServerKind, TcpLabConfig, TcpTestbed, choose_cores,
-};
+use crate::testbed::tcp::{KernelProgram, ServerKind, TcpLabConfig, TcpTestbed, choose_cores};
 
 const TRAFFIC: [Traffic; 8] = [
     Traffic::Tcp { connections: 1 },
@@ -101,7 +99,7 @@ impl CaseResults {
 pub fn run(config: &TcpLabConfig, only: Option<&str>) -> Result<Experiment, LabError> {
     let (server_core, load_core) = choose_cores()?;
     let testbed = TcpTestbed::new(server_core, load_core)?;
-    let cases = cases(only)?;
+    let cases = Case::of_traffic(&TRAFFIC, only)?;
     testbed.wait_for_ipv6()?;
     let first_seconds = (config.seconds / 4.0).clamp(0.1, FIRST_PASS_SECONDS);
     let ways = cases.iter().map(|case| kernel_servers(case.traffic).len()).sum();
@@ -131,19 +129,6 @@ pub fn run(config: &TcpLabConfig, only: Option<&str>) -> Result<Experiment, LabE
         }
     }
     Ok(conclude(&results))
-}
-
-fn cases(only: Option<&str>) -> Result<Vec<Case>, LabError> {
-    let of_traffic = |traffic| Family::ALL.map(|family| Case { traffic, family });
-    let all = TRAFFIC.into_iter().flat_map(of_traffic);
-    let is_wanted = |case: &Case| only.is_none_or(|only| case.to_string().contains(only));
-    let cases: Vec<Case> = all.filter(is_wanted).collect();
-    if cases.is_empty() {
-        let only = only.unwrap_or_default();
-        let example = Case { traffic: TRAFFIC[0], family: Family::V4 };
-        return Err(LabError::Config(format!("no case contains {only:?}; one is {example}")));
-    }
-    Ok(cases)
 }
 
 fn step(progress: &Progress, case: Case, server_kind: ServerKind, run: Run) {
@@ -195,12 +180,18 @@ fn conclude(results: &[CaseResults]) -> Experiment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testbed::tcp::Family;
 
     #[test]
     fn cases_are_chosen_by_their_words() {
-        assert_eq!(cases(None).unwrap().len(), 2 * TRAFFIC.len());
-        assert_eq!(cases(Some("UDP IPv6")).unwrap().len(), 2);
-        assert!(cases(Some("no such case")).unwrap_err().to_string().contains("no such case"));
+        assert_eq!(Case::of_traffic(&TRAFFIC, None).unwrap().len(), 2 * TRAFFIC.len());
+        assert_eq!(Case::of_traffic(&TRAFFIC, Some("UDP IPv6")).unwrap().len(), 2);
+        assert!(
+            Case::of_traffic(&TRAFFIC, Some("no such case"))
+                .unwrap_err()
+                .to_string()
+                .contains("no such case")
+        );
     }
 
     #[test]

@@ -83,6 +83,26 @@ pub(super) struct Run {
 }
 
 impl Case {
+    /// Cases of each traffic by both families; with `only`, those whose names contain it.
+    ///
+    /// # Errors
+    /// No name contains `only`.
+    pub(super) fn of_traffic(
+        traffic: &[Traffic],
+        only: Option<&str>,
+    ) -> Result<Vec<Self>, LabError> {
+        let by_family = |&traffic| Family::ALL.map(|family| Self { traffic, family });
+        let all: Vec<Self> = traffic.iter().flat_map(by_family).collect();
+        let is_wanted = |case: &&Self| only.is_none_or(|only| case.to_string().contains(only));
+        let wanted: Vec<Self> = all.iter().filter(is_wanted).copied().collect();
+        match (only, all.first()) {
+            (Some(only), Some(example)) if wanted.is_empty() => {
+                Err(LabError::Config(format!("no case contains {only:?}; one is {example}")))
+            }
+            _ => Ok(wanted),
+        }
+    }
+
     /// Measures `tidegate serve echo`.
     pub(super) fn measure_serve(
         self,

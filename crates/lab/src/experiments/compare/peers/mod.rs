@@ -19,7 +19,7 @@ use crate::report::experiment::Experiment;
 use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths, spread_percent};
 use crate::testbed::receive_work::ReceiveWork;
-use crate::testbed::tcp::{Family, ServerKind, TcpLabConfig, TcpTestbed, choose_cores};
+use crate::testbed::tcp::{ServerKind, TcpLabConfig, TcpTestbed, choose_cores};
 
 /// Tidegate on a packet socket.
 const ON_PACKET: ServerKind = ServerKind::TidegatePacket(ReceiveWork::Softirq);
@@ -235,7 +235,7 @@ pub struct PeerSelection {
 /// # Errors
 /// If namespaces cannot be created, or Tidegate does not start.
 pub fn run(config: &TcpLabConfig, selection: &PeerSelection) -> Result<Experiment, LabError> {
-    let cases = cases(selection.case.as_deref())?;
+    let cases = Case::of_traffic(&TRAFFIC, selection.case.as_deref())?;
     let (server_core, load_core) = choose_cores()?;
     let (peers, left_out) = programs::find(&selection.peers)?;
     let testbed = TcpTestbed::new(server_core, load_core)?;
@@ -253,19 +253,6 @@ pub fn run(config: &TcpLabConfig, selection: &PeerSelection) -> Result<Experimen
         }
     }
     Ok(conclude(&results, &left_out))
-}
-
-fn cases(only: Option<&str>) -> Result<Vec<Case>, LabError> {
-    let of_traffic = |traffic| Family::ALL.map(|family| Case { traffic, family });
-    let all = TRAFFIC.into_iter().flat_map(of_traffic);
-    let is_wanted = |case: &Case| only.is_none_or(|only| case.to_string().contains(only));
-    let cases: Vec<Case> = all.filter(is_wanted).collect();
-    if cases.is_empty() {
-        let only = only.unwrap_or_default();
-        let example = Case { traffic: TRAFFIC[0], family: Family::V4 };
-        return Err(LabError::Config(format!("no case contains {only:?}; one is {example}")));
-    }
-    Ok(cases)
 }
 
 fn conclude(results: &[CaseResults<'_>], left_out: &[LeftOut]) -> Experiment {
@@ -314,6 +301,7 @@ fn conclude(results: &[CaseResults<'_>], left_out: &[LeftOut]) -> Experiment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testbed::tcp::Family;
 
     fn peer(name: &str) -> Peer {
         Peer { name: name.to_owned(), program: name.into() }
@@ -359,8 +347,13 @@ mod tests {
 
     #[test]
     fn cases_are_chosen_by_their_words() {
-        assert_eq!(cases(None).unwrap().len(), 2 * TRAFFIC.len());
-        assert_eq!(cases(Some("UDP")).unwrap().len(), 2);
-        assert!(cases(Some("no such case")).unwrap_err().to_string().contains("no such case"));
+        assert_eq!(Case::of_traffic(&TRAFFIC, None).unwrap().len(), 2 * TRAFFIC.len());
+        assert_eq!(Case::of_traffic(&TRAFFIC, Some("UDP")).unwrap().len(), 2);
+        assert!(
+            Case::of_traffic(&TRAFFIC, Some("no such case"))
+                .unwrap_err()
+                .to_string()
+                .contains("no such case")
+        );
     }
 }
