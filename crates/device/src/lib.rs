@@ -30,6 +30,7 @@
 //! ```
 
 pub mod admission;
+pub mod affinity;
 #[cfg(feature = "xdp")]
 mod bpf;
 mod buffer;

@@ -14,7 +14,8 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
-use rustix::thread::{CapabilitySet, CapabilitySets, CpuSet};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use tidegate_device::affinity::run_on_every_processor;
 use tidegate_device::netlink::{self, Interface};
 use tidegate_engine::NeighbourResolver;
 
@@ -56,10 +57,7 @@ pub(crate) fn run(interface: u32, user: &str) -> Result<(), Failure> {
     // Signals to the server's process group and terminal do not reach this process.
     let _ = rustix::process::setsid();
     let _ = rustix::thread::set_name(c"tg-neighbours");
-    // Not only on the processor that the server is pinned to.
-    let mut processors = CpuSet::new();
-    (0..CpuSet::MAX_CPU).for_each(|cpu| processors.set(cpu));
-    let _ = rustix::thread::sched_setaffinity(None, &processors);
+    run_on_every_processor();
     keep_net_admin(user)?;
     let mut buffer = [0; 16];
     loop {

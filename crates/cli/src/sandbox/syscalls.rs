@@ -171,9 +171,9 @@ const BPF_MAP_UPDATE_ELEM: u64 = 2;
 const BPF_MAP_DELETE_ELEM: u64 = 3;
 const BPF_MAP_GET_NEXT_KEY: u64 = 4;
 
-/// Commands of `bpf` that attach an open program to an interface without one, and detach it: an
-/// AF_XDP device changes the attach mode of its program. The kernel asks for no capability, and this
-/// process has no other program.
+/// Commands of `bpf` that detach an open program from its interface, and attach it to one without a
+/// program: an AF_XDP device on a veth does so before and after a stream. The kernel asks for no
+/// capability, and this process has no other program.
 const BPF_LINK_CREATE: u64 = 28;
 const BPF_LINK_DETACH: u64 = 34;
 

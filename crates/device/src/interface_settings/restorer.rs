@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags};
-use rustix::thread::{CapabilitySet, CapabilitySets, CpuSet};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::access::SettingsAccess;
 use super::change::SettingsChange;
@@ -17,6 +17,7 @@ use super::channel::{Channel, RestorerRole};
 use super::guard::command;
 use super::record::{self, RecordFolder};
 use super::{requests, sys};
+use crate::affinity::run_on_every_processor;
 
 /// This process's own executable file, which may have been replaced since it was started.
 const OWN_PROGRAM: &str = "/proc/self/exe";
@@ -55,9 +56,7 @@ pub fn run_restorer(role: RestorerRole) -> io::Result<()> {
 fn become_independent() {
     let _ = rustix::thread::set_name(c"tg-restorer");
     sys::use_ordinary_scheduling();
-    let mut every_processor = CpuSet::new();
-    (0..CpuSet::MAX_CPU).for_each(|cpu| every_processor.set(cpu));
-    let _ = rustix::thread::sched_setaffinity(None, &every_processor);
+    run_on_every_processor();
     keep_net_admin();
 }
 

@@ -210,7 +210,7 @@ impl XdpDevice {
                 self.queues.on_attachment(self.program.link().is_some(), napis)?;
                 switch.restart(self.queues.traffic_totals());
             }
-            count = switch.receive(arena, burst, quota)?;
+            count = switch.receive(arena, burst, quota, &self.program)?;
         }
         if switch.is_due(received + count) {
             switch.check(&mut self.program, self.queues.traffic_totals());

@@ -13,7 +13,6 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::thread::CpuSet;
 use tidegate_memory::Arena;
 
 use super::config::TargetInterface;
@@ -21,6 +20,7 @@ use super::link::XdpLink;
 use super::program::SteeringProgram;
 use super::streams::{ReceivePath, StreamMonitor, TrafficTotals};
 use super::{Steering, SteeringRule};
+use crate::affinity::run_on_every_processor;
 use crate::interface_settings::{block_signals, namespace_cookie};
 use crate::netlink::NetdevSocket;
 use crate::packet::{self, PacketConfig, PacketDevice, PacketReception};
@@ -57,8 +57,6 @@ pub(super) struct PathSwitch {
     netdev: Arc<NetdevSocket>,
     /// Change under way.
     change: Option<JoinHandle<ChangedPath>>,
-    /// The program is attached, or was when the change under way began.
-    is_attached: bool,
     /// The packet socket receives, or has frames that have arrived.
     has_packets: bool,
     /// Earliest time of the next attempt to attach the program.
@@ -95,7 +93,6 @@ impl PathSwitch {
             packets,
             netdev: Arc::new(NetdevSocket::open().ok()?),
             change: None,
-            is_attached: true,
             has_packets: false,
             attach_at: now,
         })
@@ -157,7 +154,7 @@ impl PathSwitch {
         let change = move || {
             // Signals are for the program's own threads.
             block_signals();
-            leave_network_core();
+            run_on_every_processor();
             let link = match path {
                 ReceivePath::Packet => detach(&reception, link.recv().ok().flatten()),
                 ReceivePath::Xdp => attach(&reception, &program_fd, index),
@@ -188,9 +185,11 @@ impl PathSwitch {
         arena: &mut Arena,
         burst: &mut Burst,
         quota: usize,
+        program: &SteeringProgram,
     ) -> io::Result<usize> {
         let count = self.packets.receive(arena, burst, quota)?;
-        if count == 0 && quota > 0 && self.is_attached && self.change.is_none() {
+        // The program has no link while a change is under way.
+        if count == 0 && quota > 0 && program.link().is_some() {
             self.has_packets = false;
         }
         Ok(count)
@@ -208,7 +207,6 @@ impl PathSwitch {
     /// Waits for the end of the change under way, and ends it as [`PathSwitch::poll_change`].
     pub(super) fn finish(&mut self, program: &mut SteeringProgram) -> Option<Vec<u32>> {
         let ChangedPath { link, napis } = self.change.take()?.join().unwrap_or_default();
-        self.is_attached = link.is_some();
         if let Some(link) = link {
             program.set_link(link);
         }
@@ -272,13 +270,6 @@ fn attach(reception: &PacketReception, program: &OwnedFd, interface_index: u32) 
     // On failure the socket receives nothing all the same: the program takes its frames.
     let _ = reception.stop();
     Some(link)
-}
-
-/// Lets the calling thread run on every processor, like an ordinary program's. Errors are ignored.
-fn leave_network_core() {
-    let mut every_processor = CpuSet::new();
-    (0..CpuSet::MAX_CPU).for_each(|cpu| every_processor.set(cpu));
-    let _ = rustix::thread::sched_setaffinity(None, &every_processor);
 }
 
 #[cfg(test)]
