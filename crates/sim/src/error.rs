@@ -10,6 +10,9 @@ pub enum SetupError {
     /// The number of cores is zero or too large.
     #[error("{0} cores: give 1 to {MAX_CORES}")]
     CoreCount(u32),
+    /// The share of flows that change cores is not a share.
+    #[error("{0} of the flows pass from core to core: give a share from 0 to 1")]
+    CrossingShare(f64),
     /// The size of a ring or queue is zero or too large.
     #[error("{name} has {entries} entries: give 1 to {MAX_QUEUE_ENTRIES}")]
     Entries {

@@ -103,6 +103,26 @@ pub(crate) struct Packet {
     pub(crate) flow: u32,
 }
 
+/// Flows that arrive at another core than that of their socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CrossingFlows {
+    /// Number of 32-bit hashes that belong to such flows, from 0 on.
+    hashes: u64,
+}
+
+impl CrossingFlows {
+    /// The share of a machine of `cores` cores.
+    pub(crate) fn new(share: f64, cores: u32) -> Self {
+        let share = if cores > 1 { share } else { 0.0 };
+        Self { hashes: (share * (1_u64 << 32) as f64) as u64 }
+    }
+
+    /// Fibonacci hashing: any range of flows has nearly the same share of them.
+    pub(crate) fn contains(self, flow: u32) -> bool {
+        u64::from(flow.wrapping_mul(0x9e37_79b1)) < self.hashes
+    }
+}
+
 /// Generator of packets in arrival order.
 pub(crate) struct PacketGenerator {
     rng: ChaCha8Rng,
@@ -304,6 +324,16 @@ mod tests {
         assert!(
             arrivals(OfferedLoad { pps: 0, ..OfferedLoad::default() }, 1_000_000_000).is_empty()
         );
+    }
+
+    #[test]
+    fn share_of_crossing_flows_is_as_given() {
+        for (share, cores, expected) in [(0.0, 2, 0), (0.25, 2, 1024), (1.0, 64, 4096), (1.0, 1, 0)]
+        {
+            let crossing = CrossingFlows::new(share, cores);
+            let flows = (0..4096).filter(|&flow| crossing.contains(flow)).count();
+            assert!(flows.abs_diff(expected) < 8, "{share} on {cores} cores: {flows}");
+        }
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Costs {
     /// the NIC, at no cost. Otherwise they wait in the receive ring until the polling loop examines
     /// them, as those that a program on the interface refuses.
     pub refuse_ns: u64,
+    /// Passing a packet to the core of its socket, on both cores together.
+    pub crossing_ns: u64,
 }
 
 impl Default for Costs {
@@ -53,6 +55,7 @@ impl Default for Costs {
             transmit_ns: 200,
             transmit_done_ns: 50,
             refuse_ns: 0,
+            crossing_ns: 0,
         }
     }
 }
@@ -143,6 +146,10 @@ pub struct Setup {
     pub costs: Costs,
     /// Number of cores, each with its own NIC queue pair and gate.
     pub cores: u32,
+    /// Share of the flows that arrive at another core than that of their socket. Cores give and take
+    /// alike then, so each one spends `crossing_ns` on every such packet that arrives at it. A single
+    /// core has none.
+    pub crossing_share: f64,
     /// Link on which the load arrives; each core transmits on a link of the same rate.
     pub link: Link,
     /// Receive descriptors of each NIC queue.
@@ -183,6 +190,7 @@ impl Default for Setup {
             gate: Settings::default(),
             costs: Costs::default(),
             cores: 1,
+            crossing_share: 0.0,
             link: Link { bits_per_second: 400_000_000_000 },
             receive_ring: 512,
             transmit_ring: 512,
@@ -216,6 +224,9 @@ impl Setup {
             matches!(self.role, HostRole::Udp { placement: Placement::Process, .. });
         if !(1..=if allows_many_readers { MAX_READERS } else { 1 }).contains(&self.readers) {
             return Err(SetupError::ReaderCount(self.readers));
+        }
+        if !(0.0..=1.0).contains(&self.crossing_share) {
+            return Err(SetupError::CrossingShare(self.crossing_share));
         }
         self.check_sizes()?;
         self.check_costs()?;
@@ -280,6 +291,7 @@ impl Setup {
             ("transmit-ns", costs.transmit_ns),
             ("transmit-done-ns", costs.transmit_done_ns),
             ("refuse-ns", costs.refuse_ns),
+            ("crossing-ns", costs.crossing_ns),
             ("interrupt-gap-ns", self.interrupt_gap_ns),
         ];
         let timers = self.background.iter().filter_map(|task| match *task {

@@ -24,7 +24,7 @@ use tidegate_gate::{Gate, Mode, RingCounts, admission};
 use crate::admission::AdmissionStage;
 use crate::application::Application;
 use crate::error::SetupError;
-use crate::load::Packet;
+use crate::load::{CrossingFlows, Packet};
 use crate::nic::Nic;
 use crate::processor::{PriorityLevel, Processor};
 use crate::report::{DropPoint, SimReport, latency_histogram};
@@ -35,6 +35,8 @@ use crate::timers::{NEVER_NS, Timer, Timers};
 
 pub(crate) struct SimCore {
     costs: Costs,
+    /// Flows that belong to another core.
+    crossing: CrossingFlows,
     mode: Mode,
     processor: Processor,
     tasks: CoreTasks,
@@ -111,6 +113,7 @@ impl SimCore {
         }
         let mut core = Self {
             costs: setup.costs,
+            crossing: CrossingFlows::new(setup.crossing_share, setup.cores),
             mode: config.mode,
             processor,
             tasks,
@@ -186,6 +189,12 @@ impl SimCore {
         if self.admission_stage.is_some() {
             self.set_timer(Timer::Admission, self.now_ns() + admission::Config::PERIOD_NS);
         }
+    }
+
+    /// Cost of passing the oldest received packet to the core of its socket.
+    fn crossing_ns(&self) -> u64 {
+        let crosses = self.nic.first().is_some_and(|packet| self.crossing.contains(packet.flow));
+        if crosses { self.costs.crossing_ns } else { 0 }
     }
 
     #[inline]

@@ -2,8 +2,8 @@
 
 use tidegate_gate::{Config, Mode, Settings};
 use tidegate_sim::{
-    ArrivalPattern, BackgroundTask, DropPoint, HostRole, IpFamily, Machine, OfferedLoad, Placement,
-    PriorityLevel, Setup, SimReport,
+    ArrivalPattern, BackgroundTask, Costs, DropPoint, HostRole, IpFamily, Machine, OfferedLoad,
+    Placement, PriorityLevel, Setup, SimReport,
 };
 
 const MS: u64 = 1_000_000;
@@ -47,6 +47,24 @@ fn nic_enforces_its_own_interrupt_gap() {
         assert!(report.per_second(report.interrupts) <= 4001.0, "{mode:?}");
         assert_eq!(report.drops, [0; DropPoint::ALL.len()], "{mode:?}");
     }
+}
+
+#[test]
+fn crossing_costs_what_it_says_on_several_cores() {
+    let served = |cores, crossing_share, mode| {
+        let costs = Costs { crossing_ns: 1250, ..Costs::default() };
+        let (load, gate) = (load(10_000_000), gate(mode));
+        let setup = Setup { cores, crossing_share, costs, load, gate, ..Setup::default() };
+        run(&setup).delivered_pps()
+    };
+    for mode in [Mode::Polled, Mode::Napi] {
+        assert_eq!(served(1, 1.0, mode), served(1, 0.0, mode), "one core has no other");
+    }
+    // Some 1,350 ns without a crossing.
+    let ratio = served(2, 1.0, Mode::Polled) / served(2, 0.0, Mode::Polled);
+    assert!((0.45..0.6).contains(&ratio), "{ratio}");
+    let half = served(2, 0.5, Mode::Polled) / served(2, 0.0, Mode::Polled);
+    assert!((0.62..0.75).contains(&half), "{half}");
 }
 
 #[test]

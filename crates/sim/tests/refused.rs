@@ -30,6 +30,8 @@ fn rejects_invalid_setups_with_the_reason() {
     let refusals = [
         (refused(|s| s.cores = 0), "0 cores: give 1"),
         (refused(|s| s.cores = u32::MAX), "give 1 to 1024"),
+        (refused(|s| s.crossing_share = 1.5), "1.5 of the flows pass from core to core"),
+        (refused(|s| s.crossing_share = f64::NAN), "give a share from 0 to 1"),
         (refused(|s| s.receive_ring = 0), "receive-ring has 0"),
         (refused(|s| s.transmit_ring = u32::MAX), "transmit-ring has"),
         (refused(|s| s.role = udp(0, Placement::Process)), "socket-queue has 0"),

@@ -1,5 +1,7 @@
 //! `tidegate lab sweep`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use tidegate_lab::experiments::simulated::sweep;
 
@@ -17,6 +19,10 @@ pub(crate) struct SweepLab {
     /// Numbers of cores to simulate [default: 1,2,4,8,16,32,64]
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     cores: Vec<u32>,
+    /// Cost and share of packets that pass from core to core: a result that `tidegate lab cores --json`
+    /// wrote
+    #[arg(long, value_name = "FILE")]
+    crossings: Option<PathBuf>,
     /// Random seed; the same seed reproduces the result byte for byte
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
@@ -31,6 +37,7 @@ impl SweepLab {
         if !self.cores.is_empty() {
             config.cores = self.cores;
         }
+        config.crossing = self.crossings.as_deref().map(sweep::Crossing::read).transpose()?;
         let result = sweep::run(&config)?;
         self.output.write(&result)
     }

@@ -113,6 +113,17 @@ impl Comparison {
         self.series.iter().find(|series| series.way == way)
     }
 
+    /// Processor time of a crossing on both cores: what an answer costs more with one queue for all,
+    /// over the crossings for each.
+    fn crossing_ns(&self) -> Option<f64> {
+        let (apart, together) =
+            (self.series(ServerSetup::QueueEach)?, self.series(ServerSetup::OneQueue)?);
+        let answer_ns = |series: &Series| Some(1e9 / series.per_busy_second()?.max(1.0));
+        let crossings = |series: &Series| series.median(|run| run.crossing_share);
+        let share = crossings(together) - crossings(apart);
+        (share > 0.0).then_some((answer_ns(together)? - answer_ns(apart)?) / share)
+    }
+
     fn row(&self, series: &Series) -> Value {
         json!({
             "service": self.case.service.name(),
@@ -201,6 +212,9 @@ fn conclude(case: Case, all: &[&Comparison], is_apart: bool, result: &mut Experi
         let crossing_share = two.median(|run| run.crossing_share);
         let name = format!("crossing_share{place}{suffix}");
         result.figure(&name, round_to_thousandths(crossing_share));
+    }
+    if let Some(crossing_ns) = of(2).and_then(|two| two.crossing_ns()) {
+        result.figure(&format!("crossing_ns{suffix}"), crossing_ns.round());
     }
     if !is_apart {
         return;

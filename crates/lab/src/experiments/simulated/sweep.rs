@@ -3,6 +3,9 @@
 //!
 //! The same seed gives identical results.
 
+use std::fs;
+use std::path::Path;
+
 use serde_json::{Value, json};
 use tidegate_gate::{Config, Mode, Settings};
 use tidegate_sim::{
@@ -32,6 +35,9 @@ pub enum SweepMode {
     Polled,
     /// Mode `polled` with feedback.
     PolledFeedback,
+    /// Mode `polled` with feedback, where the queue of a flow says nothing of the core of its socket,
+    /// so that on N cores N - 1 of N flows pass from core to core.
+    PolledUnsteered,
     /// Mode `polled` with feedback and a CPU share of one half, together with a compute-bound
     /// process.
     PolledShare,
@@ -41,12 +47,13 @@ pub enum SweepMode {
 
 impl SweepMode {
     /// Every mode, in the order of the papers.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Interrupt,
         Self::Moderated,
         Self::Napi,
         Self::Polled,
         Self::PolledFeedback,
+        Self::PolledUnsteered,
         Self::PolledShare,
         Self::Dedicated,
     ];
@@ -59,6 +66,7 @@ impl SweepMode {
             Self::Napi => "napi",
             Self::Polled => "polled",
             Self::PolledFeedback => "polled-feedback",
+            Self::PolledUnsteered => "polled-unsteered",
             Self::PolledShare => "polled-share",
             Self::Dedicated => "dedicated",
         }
@@ -69,13 +77,18 @@ impl SweepMode {
             Self::Interrupt => Mode::Interrupt,
             Self::Moderated => Mode::Moderated,
             Self::Napi => Mode::Napi,
-            Self::Polled | Self::PolledFeedback | Self::PolledShare => Mode::Polled,
+            Self::Polled | Self::PolledFeedback | Self::PolledUnsteered | Self::PolledShare => {
+                Mode::Polled
+            }
             Self::Dedicated => Mode::Dedicated,
         };
         let has_share = self == Self::PolledShare;
         let config = Config::default()
             .mode(mode)
-            .feedback(matches!(self, Self::PolledFeedback | Self::PolledShare))
+            .feedback(matches!(
+                self,
+                Self::PolledFeedback | Self::PolledUnsteered | Self::PolledShare
+            ))
             .cpu_share_percent(if has_share { 50 } else { 100 });
         let mut setup = Setup { gate: gate_settings(config)?, ..Setup::default() };
         if self == Self::Dedicated {
@@ -91,6 +104,36 @@ impl SweepMode {
     }
 }
 
+/// Passing of packets between cores, as `lab cores` measures it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Crossing {
+    /// Share of the packets that arrive at another core than that of their socket.
+    pub share: f64,
+    /// Processor time of a crossing on both cores together.
+    pub ns: u64,
+}
+
+impl Crossing {
+    /// Reads the figures `crossing_share` and `crossing_ns` of a result of `lab cores`.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or has no such figures.
+    pub fn read(path: &Path) -> Result<Self, LabError> {
+        let text = fs::read_to_string(path).map_err(LabError::file(path))?;
+        let result: Option<Value> = serde_json::from_str(&text).ok();
+        let figure = |name: &str| result.as_ref()?["figures"][name].as_f64();
+        let found = figure("crossing_share").zip(figure("crossing_ns"));
+        let crossing = found.map(|(share, ns)| Self { share, ns: ns.max(0.0).round() as u64 });
+        crossing.ok_or_else(|| {
+            LabError::Config(format!(
+                "{} has no figures crossing_share and crossing_ns: give a result that \
+                 `tidegate lab cores --json FILE` wrote with two cores",
+                path.display()
+            ))
+        })
+    }
+}
+
 /// Configuration of the experiment.
 #[derive(Clone, Debug)]
 pub struct SweepConfig {
@@ -102,6 +145,8 @@ pub struct SweepConfig {
     pub loads_percent: Vec<u64>,
     /// Measuring time at each load, in milliseconds of virtual time.
     pub window_ms: u64,
+    /// Measured cost of packets that pass from core to core; `None`: no packet does.
+    pub crossing: Option<Crossing>,
 }
 
 impl Default for SweepConfig {
@@ -111,6 +156,7 @@ impl Default for SweepConfig {
             cores: vec![1, 2, 4, 8, 16, 32, 64],
             loads_percent: vec![10, 25, 50, 75, 100, 150, 200, 300, 500, 1000],
             window_ms: 20,
+            crossing: None,
         }
     }
 }
@@ -120,6 +166,14 @@ impl SweepConfig {
     #[must_use]
     pub fn quick(self) -> Self {
         Self { cores: vec![1, 4], loads_percent: vec![50, 100, 300, 1000], ..self }
+    }
+
+    /// Modes that differ with this configuration.
+    fn modes(&self) -> impl Iterator<Item = SweepMode> + Clone {
+        let crosses = self.crossing.is_some();
+        SweepMode::ALL
+            .into_iter()
+            .filter(move |&mode| crosses || mode != SweepMode::PolledUnsteered)
     }
 }
 
@@ -137,8 +191,8 @@ struct SweepPoint {
 /// When a machine cannot be built: too many cores, or a load above the rate of its link.
 pub fn run(config: &SweepConfig) -> Result<Experiment, LabError> {
     let mut points = Vec::new();
-    let progress = Progress::new(SweepMode::ALL.len() * config.cores.len());
-    for mode in SweepMode::ALL {
+    let progress = Progress::new(config.modes().count() * config.cores.len());
+    for mode in config.modes() {
         for &cores in &config.cores {
             for &load_percent in &config.loads_percent {
                 let report = measure(config, mode, cores, load_percent)?;
@@ -162,7 +216,13 @@ fn measure(
         shape: ArrivalPattern::Poisson,
         ..OfferedLoad::default()
     };
-    let setup = Setup { cores, load, seed: config.seed, ..mode.setup()? };
+    let crossing = config.crossing.unwrap_or(Crossing { share: 0.0, ns: 0 });
+    let crossing_share = match mode {
+        SweepMode::PolledUnsteered => f64::from(cores.saturating_sub(1)) / f64::from(cores.max(1)),
+        _ => crossing.share,
+    };
+    let mut setup = Setup { cores, load, seed: config.seed, crossing_share, ..mode.setup()? };
+    setup.costs.crossing_ns = crossing.ns;
     let mut machine = Machine::new(&setup).map_err(|error| LabError::Config(error.to_string()))?;
     machine.run(10 * NS_PER_MS);
     Ok(machine.run(config.window_ms * NS_PER_MS))
@@ -171,15 +231,31 @@ fn measure(
 fn experiment(config: &SweepConfig, points: &[SweepPoint]) -> Experiment {
     let mut result = Experiment::new("sweep");
     result.rows = points.iter().map(row).collect();
-    for mode in SweepMode::ALL {
+    for mode in config.modes() {
         let name = match mode {
-            SweepMode::PolledFeedback => "sweep_floor".to_owned(),
-            _ => format!("{}_floor", mode.name().replace('-', "_")),
+            SweepMode::PolledFeedback => "sweep".to_owned(),
+            _ => mode.name().replace('-', "_"),
         };
         let floors = config.cores.iter().filter_map(|&cores| floor(points, mode, cores));
         if let Some(worst) = floors.reduce(f64::min) {
-            result.figure(&name, worst);
+            result.figure(&format!("{name}_floor"), worst);
         }
+        let is_scaled = matches!(mode, SweepMode::PolledFeedback | SweepMode::PolledUnsteered);
+        if let (true, Some(one)) = (is_scaled, peak_pps(points, mode, 1)) {
+            for &cores in config.cores.iter().filter(|&&cores| cores > 1) {
+                let peak_pps = peak_pps(points, mode, cores).unwrap_or_default();
+                let ratio = round_to_hundredths(peak_pps / one.max(1.0));
+                result.figure(&format!("{name}_{cores}_over_1"), ratio);
+            }
+        }
+    }
+    if let Some(crossing) = config.crossing {
+        result.figure("crossing_share", crossing.share);
+        result.figure("crossing_ns", crossing.ns as f64);
+        result.note(
+            "crossing_share and crossing_ns are those of lab cores; polled-unsteered: all but one flow \
+             in N pass from core to core. A crossing takes its time on the core where the packet arrives",
+        );
     }
     result.columns = vec![
         "mode",
@@ -205,6 +281,12 @@ fn experiment(config: &SweepConfig, points: &[SweepPoint]) -> Experiment {
     result
         .note("polled-share runs together with a compute-bound process, with a CPU share of 50 %");
     result
+}
+
+/// Highest goodput of a mode on a number of cores, in packets per second.
+fn peak_pps(points: &[SweepPoint], mode: SweepMode, cores: u32) -> Option<f64> {
+    let matching = points.iter().filter(|point| point.mode == mode && point.cores == cores);
+    matching.map(|point| point.report.delivered_pps()).reduce(f64::max)
 }
 
 /// Floor of a mode on a number of cores; `None` if no load saturates the machine.
@@ -319,7 +401,8 @@ fn series_of(
         let rows = result.rows.iter().filter(|row| row["mode"] == mode.name() && is_included(row));
         Series::new(mode.name(), rows.map(|row| (number(row, x), number(row, y))))
     };
-    SweepMode::ALL.map(mode_series).to_vec()
+    let drawn = SweepMode::ALL.into_iter().map(mode_series);
+    drawn.filter(|series| !series.points.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -364,6 +447,26 @@ mod tests {
             let floor = floor(&points, SweepMode::PolledFeedback, cores).unwrap();
             assert!(floor >= 0.95, "{cores} cores: {floor}");
         }
+    }
+
+    #[test]
+    fn measured_crossings_slow_cores_that_are_not_steered() {
+        let path = std::env::temp_dir().join(format!("tidegate-cores-{}.json", std::process::id()));
+        fs::write(&path, r#"{"figures": {"crossing_share": 0.0, "crossing_ns": 300.4}}"#).unwrap();
+        let crossing = Crossing::read(&path).unwrap();
+        assert_eq!(crossing, Crossing { share: 0.0, ns: 300 });
+        fs::write(&path, r#"{"figures": {"crossing_share": 0.0}}"#).unwrap();
+        let error = Crossing::read(&path).unwrap_err().to_string();
+        assert!(error.contains("no figures crossing_share and crossing_ns"), "{error}");
+        fs::remove_file(&path).unwrap();
+
+        let config = SweepConfig { cores: vec![1, 8], window_ms: 5, ..SweepConfig::default() };
+        let config = SweepConfig { loads_percent: vec![100, 300], ..config };
+        let crossed = run(&SweepConfig { crossing: Some(crossing), ..config.clone() }).unwrap();
+        let figures = &crossed.figures;
+        assert!(figures["sweep_8_over_1"] > 7.5, "{figures:?}");
+        assert!(figures["polled_unsteered_8_over_1"] < 7.0, "{figures:?}");
+        assert!(!run(&config).unwrap().figures.contains_key("polled_unsteered_floor"));
     }
 
     #[test]

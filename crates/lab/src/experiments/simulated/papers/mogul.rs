@@ -55,6 +55,7 @@ impl RouterCosts {
             transmit_ns: self.transmit_ns as u64,
             transmit_done_ns: part(0.1),
             refuse_ns: 0,
+            crossing_ns: 0,
         }
     }
 
