@@ -9,6 +9,7 @@ pub(crate) mod demo;
 mod dns;
 mod dpdk;
 mod echo_cost;
+mod elastic;
 mod growth;
 mod guard;
 mod hostile;
@@ -93,6 +94,9 @@ pub(crate) enum Lab {
     /// A server on one, two and more network cores, each with its own receive queue: answers per busy
     /// second, and frames that cross from core to core
     Cores(cores::CoresLab),
+    /// A daemon that uses as many network cores as it needs, under a load that rises and falls: cores
+    /// in use, requests lost, time to follow
+    Elastic(elastic::ElasticLab),
     /// UDP at the maximum rate with injected faults: checks that memory does not grow and that
     /// every packet is accounted for
     Soak(soak::SoakLab),
@@ -204,6 +208,7 @@ impl Lab {
                 lab.run(tidegate_lab::experiments::diaz::context_switches::run)
             }
             Lab::Cores(lab) => lab.run(),
+            Lab::Elastic(lab) => lab.run(),
             Lab::Soak(lab) => lab.run(),
             Lab::Livelock(lab) => lab.run(),
             Lab::ReceiveQueues(lab) => lab.run(),
