@@ -4,7 +4,7 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -240,6 +240,86 @@ fn several_cores_reject_shared_addresses() {
     assert!(output_text(&refused).contains("one network core"), "{}", output_text(&refused));
 }
 
+/// Has 64 clients of each family send three datagrams of different sizes to an echo server.
+fn exchange_datagrams(testbed: &Testbed, port: u16) {
+    for server in [SERVER_V4, SERVER_V6] {
+        let address = SocketAddr::new(server.parse().unwrap(), port);
+        let any = if server.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+        let exchange = || {
+            for number in 0..64_u8 {
+                let socket = UdpSocket::bind(any).unwrap();
+                socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+                socket.connect(address).unwrap();
+                for size in [1, 100, 1400] {
+                    socket.send(&vec![number; size]).unwrap();
+                    let mut reply = [0; 2000];
+                    let len = socket.recv(&mut reply).unwrap();
+                    assert_eq!(reply[..len], vec![number; size]);
+                }
+            }
+        };
+        testbed.client().enter(exchange).unwrap();
+    }
+}
+
+/// Has 32 clients of each family at once exchange some bytes with a TCP echo server.
+fn exchange_streams(testbed: &Testbed, port: u16) {
+    for server in [SERVER_V4, SERVER_V6] {
+        let address = SocketAddr::new(server.parse().unwrap(), port);
+        let exchange = || {
+            let connect = |_| TcpStream::connect(address).unwrap();
+            let mut streams: Vec<_> = (0..32).map(connect).collect();
+            for (number, stream) in (0_u8..).zip(&mut streams) {
+                stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+                stream.write_all(&[number; 3000]).unwrap();
+                let mut reply = [0; 3000];
+                stream.read_exact(&mut reply).unwrap();
+                assert_eq!(reply, [number; 3000]);
+            }
+        };
+        testbed.client().enter(exchange).unwrap();
+    }
+}
+
+/// Figure of each core in the report of a server.
+fn of_cores(report: &Value, field: &str) -> Vec<u64> {
+    let cores = report["cores"].as_array().unwrap();
+    cores.iter().map(|core| core[field].as_u64().unwrap()).collect()
+}
+
+/// Cores that share the kernel's addresses: their port is theirs alone, and the kernel's again
+/// afterwards; the kernel answers everything else.
+#[test]
+fn cores_share_addresses_with_the_kernel() {
+    if !can_run("shared addresses", &["ping"]) {
+        return;
+    }
+    for (io, queues, cores) in [("xdp", 2, 2), ("xdp", 1, 2), ("packet", 1, 3)] {
+        let testbed = Testbed::shared_with_queues(queues);
+        let bind = || UdpSocket::bind(("::", 7777)).map(drop);
+        let count = cores.to_string();
+        let flags = ["--io", io, "--shared", "--iface", testbed.device(), "--cores", &count];
+        let serve = |service: &[&str]| testbed.start(&[service, &flags].concat());
+
+        let server = serve(&["echo", "--listen", "7777"]);
+        exchange_datagrams(&testbed, 7777);
+        for address in [SERVER_V4, SERVER_V6] {
+            testbed.tool("ping", &["-c", "1", "-W", "5", address]);
+        }
+        let refused = testbed.server().enter(bind).unwrap().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AddrInUse, "{io}");
+        let report = server.stop();
+        assert_eq!(report["answers"], 2 * 64 * 3, "{report}");
+        assert!(of_cores(&report, "delivered").iter().all(|&core| core > 0), "{report}");
+        testbed.server().enter(bind).unwrap().expect("the port is the kernel's again");
+
+        let server = serve(&["echo", "--tcp", "--listen", "7777"]);
+        exchange_streams(&testbed, 7777);
+        let report = server.stop();
+        assert!(of_cores(&report, "handled").iter().all(|&core| core > 50), "{report}");
+    }
+}
+
 /// A server whose cores have a queue each: every flow is answered, whatever its queue.
 #[test]
 fn server_reads_a_queue_on_each_core() {
@@ -261,29 +341,9 @@ fn server_reads_a_queue_on_each_core() {
         let (listen, count) = (["echo", "--listen", "7777", "--cores"], cores.to_string());
         let arguments = [&listen[..], &[&count]].concat();
         let server = testbed.serve(kind, &arguments);
-        for server in [SERVER_V4, SERVER_V6] {
-            let address = SocketAddr::new(server.parse().unwrap(), 7777);
-            let any = if server.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
-            let exchange = || {
-                for number in 0..64_u8 {
-                    let socket = UdpSocket::bind(any).unwrap();
-                    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-                    socket.connect(address).unwrap();
-                    for size in [1, 100, 1400] {
-                        socket.send(&vec![number; size]).unwrap();
-                        let mut reply = [0; 2000];
-                        let len = socket.recv(&mut reply).unwrap();
-                        assert_eq!(reply[..len], vec![number; size]);
-                    }
-                }
-            };
-            testbed.client().enter(exchange).unwrap();
-        }
+        exchange_datagrams(&testbed, 7777);
         let report = server.stop();
-        let of_cores = |field: &str| -> Vec<u64> {
-            let cores = report["cores"].as_array().unwrap();
-            cores.iter().map(|core| core[field].as_u64().unwrap()).collect()
-        };
+        let of_cores = |field| of_cores(&report, field);
         assert_eq!(report["answers"], 2 * 64 * 3, "{report}");
         assert_eq!(of_cores("delivered").iter().sum::<u64>(), 2 * 64 * 3, "{report}");
         assert!(of_cores("delivered").iter().all(|&core| core > 0), "{report}");
@@ -332,24 +392,9 @@ fn stream_servers_run_on_each_core() {
     let testbed = Testbed::with_queues(2);
     let server =
         testbed.serve(DeviceKind::Xdp, &["echo", "--tcp", "--listen", "7", "--cores", "2"]);
-    for server in [SERVER_V4, SERVER_V6] {
-        let address = SocketAddr::new(server.parse().unwrap(), 7);
-        let exchange = || {
-            let connect = |_| TcpStream::connect(address).unwrap();
-            let mut streams: Vec<_> = (0..32).map(connect).collect();
-            for (number, stream) in (0_u8..).zip(&mut streams) {
-                stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-                stream.write_all(&[number; 3000]).unwrap();
-                let mut reply = [0; 3000];
-                stream.read_exact(&mut reply).unwrap();
-                assert_eq!(reply, [number; 3000]);
-            }
-        };
-        testbed.client().enter(exchange).unwrap();
-    }
+    exchange_streams(&testbed, 7);
     let report = server.stop();
-    let cores = report["cores"].as_array().unwrap();
-    assert!(cores.iter().all(|core| core["handled"].as_u64() > Some(100)), "{report}");
+    assert!(of_cores(&report, "handled").iter().all(|&core| core > 100), "{report}");
 
     let files = files();
     let root = files.path().to_str().unwrap();

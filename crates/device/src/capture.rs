@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use tidegate_memory::Arena;
 
@@ -9,7 +10,7 @@ use crate::admission::EarlyDrop;
 use crate::pcap::{
     MAX_PACKET_BYTES, PcapError, RECORD_HEADER_BYTES, Record, Writer, wall_clock_ns,
 };
-use crate::steering::SteeringRule;
+use crate::steering::{SharedRules, SteeringRule};
 use crate::tx_copies::TxCopies;
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 
@@ -197,6 +198,10 @@ impl<P: Device, W: Write + Send> Device for Capture<P, W> {
 
     fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
         self.device.set_steering(rule, take)
+    }
+
+    fn shared_rules(&self) -> Option<Arc<dyn SharedRules>> {
+        self.device.shared_rules()
     }
 
     fn early_drop(&mut self) -> Option<&mut dyn EarlyDrop> {

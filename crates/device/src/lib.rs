@@ -257,6 +257,12 @@ pub trait Device: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Steering rules for threads that share the device; `None` on devices that cannot redirect
+    /// packets of the kernel.
+    fn shared_rules(&self) -> Option<Arc<dyn steering::SharedRules>> {
+        None
+    }
+
     /// Offers the receive queues of the interface that are meant for the cores 1, 2, …, each with an
     /// arena of its own. No queue is offered twice. They are closed before this device is.
     fn offer_queues(&mut self) -> Vec<OpenDevice> {
@@ -371,6 +377,9 @@ impl<P: Device + ?Sized> Device for Box<P> {
     }
     fn set_steering(&mut self, rule: &steering::SteeringRule, take: bool) -> io::Result<()> {
         (**self).set_steering(rule, take)
+    }
+    fn shared_rules(&self) -> Option<Arc<dyn steering::SharedRules>> {
+        (**self).shared_rules()
     }
     fn offer_queues(&mut self) -> Vec<OpenDevice> {
         (**self).offer_queues()

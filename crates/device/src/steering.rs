@@ -1,5 +1,6 @@
 //! Steering rules: the packets that a device redirects from the kernel.
 
+use std::io;
 use std::net::IpAddr;
 
 /// A transport protocol with port numbers.
@@ -29,4 +30,13 @@ pub enum SteeringRule {
     },
     /// Every frame, regardless of its content. For an interface that only Tidegate uses.
     Everything,
+}
+
+/// Steering rules of a device, for the threads of all cores that share it.
+pub trait SharedRules: Send + Sync {
+    /// As [`Device::set_steering`](crate::Device::set_steering).
+    ///
+    /// # Errors
+    /// Those of [`Device::set_steering`](crate::Device::set_steering).
+    fn set(&self, rule: &SteeringRule, take: bool) -> io::Result<()>;
 }

@@ -4,11 +4,12 @@ mod summary;
 
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use tidegate_memory::Arena;
 
 use crate::admission::EarlyDrop;
-use crate::steering::SteeringRule;
+use crate::steering::{SharedRules, SteeringRule};
 use crate::tx_copies::TxCopies;
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 
@@ -114,6 +115,10 @@ impl<P: Device, W: Write + Send> Device for Trace<P, W> {
 
     fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
         self.device.set_steering(rule, take)
+    }
+
+    fn shared_rules(&self) -> Option<Arc<dyn SharedRules>> {
+        self.device.shared_rules()
     }
 
     fn early_drop(&mut self) -> Option<&mut dyn EarlyDrop> {

@@ -12,28 +12,33 @@ use tidegate_stack::{Stack, TcpId};
 
 use crate::Engine;
 use crate::kernel_port::{
-    HeldSocket, KernelPort, NetworkNamespace, bind_kernel_socket, check_unprivileged,
+    HeldSocket, KernelPort, NetworkNamespace, OwnSockets, bind_kernel_socket, check_unprivileged,
 };
 
-/// Arbiter of the local ports of a stack.
-enum PortArbiter {
-    /// No arbiter: the stack has addresses of its own and runs on one core.
-    None,
-    /// The kernel: the stack shares the kernel's addresses.
-    Kernel {
-        addresses: Vec<IpAddr>,
-        /// True if the application binds a kernel socket to each port itself.
-        kernel_ports_bound: bool,
-        /// Network namespace of the addresses.
-        namespace: NetworkNamespace,
-    },
-    /// The flow steering among network cores that share their addresses.
-    Cores { flow_steering: Arc<FlowSteering>, core: usize },
+/// Ports of the kernel, whose addresses a stack shares. A clone is for another core.
+#[derive(Clone)]
+struct KernelPorts {
+    addresses: Vec<IpAddr>,
+    /// True if the application binds a kernel socket to each port itself.
+    are_bound: bool,
+    /// Network namespace of the addresses.
+    namespace: NetworkNamespace,
+    /// Kernel sockets that the cores hold for themselves.
+    own_sockets: Arc<OwnSockets>,
+}
+
+/// Flow steering among network cores that share their addresses.
+struct CorePorts {
+    flow_steering: Arc<FlowSteering>,
+    core: usize,
 }
 
 /// Claims of one stack on its local ports.
 pub struct PortClaims {
-    arbiter: PortArbiter,
+    /// `None` if the stack has addresses of its own.
+    kernel: Option<KernelPorts>,
+    /// `None` if the stack runs on one core.
+    cores: Option<CorePorts>,
     /// Claims of closed connections that have not terminated yet (TIME-WAIT, for example).
     closing: HashMap<TcpId, Arc<PortClaim>>,
     /// The same connections by local port.
@@ -44,30 +49,29 @@ pub struct PortClaims {
 
 impl PortClaims {
     pub(crate) fn new(addresses: Vec<IpAddr>, kernel_ports_bound: bool) -> Self {
-        let arbiter = match addresses.is_empty() {
-            true => PortArbiter::None,
-            false => {
-                let namespace = NetworkNamespace::current();
-                PortArbiter::Kernel { addresses, kernel_ports_bound, namespace }
-            }
-        };
-        Self::with_arbiter(arbiter)
+        let kernel = (!addresses.is_empty()).then(|| KernelPorts {
+            addresses,
+            are_bound: kernel_ports_bound,
+            namespace: NetworkNamespace::current(),
+            own_sockets: Arc::default(),
+        });
+        Self::with(kernel, None)
     }
 
-    /// Claims of the stack on core `core`, among several cores behind one device.
-    pub(crate) fn for_core(flow_steering: Arc<FlowSteering>, core: usize) -> Self {
-        let arbiter = PortArbiter::Cores { flow_steering, core };
-        Self::with_arbiter(arbiter)
+    /// Claims of the stack on core `core`, among several cores behind one device. `self` are those of
+    /// the primary core before it was one of several.
+    pub(crate) fn for_core(&self, flow_steering: Arc<FlowSteering>, core: usize) -> Self {
+        Self::with(self.kernel.clone(), Some(CorePorts { flow_steering, core }))
     }
 
-    fn with_arbiter(arbiter: PortArbiter) -> Self {
+    fn with(kernel: Option<KernelPorts>, cores: Option<CorePorts>) -> Self {
         let (closing, closing_on) = Default::default();
-        Self { arbiter, closing, closing_on, terminated: Vec::new() }
+        Self { kernel, cores, closing, closing_on, terminated: Vec::new() }
     }
 
     /// True if the stack shares the kernel's addresses.
     pub fn shares_kernel_addresses(&self) -> bool {
-        matches!(self.arbiter, PortArbiter::Kernel { .. })
+        self.kernel.is_some()
     }
 
     /// Diverts a local port from the kernel, if the stack shares the kernel's addresses; otherwise
@@ -88,11 +92,16 @@ impl PortClaims {
         dual_stack: bool,
         kernel_port: KernelPort,
     ) -> io::Result<Option<Arc<PortClaim>>> {
-        let PortArbiter::Kernel { addresses, kernel_ports_bound, namespace } = &self.arbiter else {
+        let Some(KernelPorts { addresses, are_bound, namespace, own_sockets }) = &self.kernel
+        else {
             return Ok(None);
         };
         let bind = || -> io::Result<Option<Arc<dyn HeldSocket>>> {
-            Ok(Some(Arc::new(bind_kernel_socket(protocol, local, dual_stack)?)))
+            match &self.cores {
+                // Sockets on several cores may share a port; the flow steering decides that.
+                Some(_) => Ok(Some(own_sockets.bind(protocol, local, dual_stack)?)),
+                None => Ok(Some(Arc::new(bind_kernel_socket(protocol, local, dual_stack)?))),
+            }
         };
         let kernel_socket = match kernel_port {
             KernelPort::Held(held, port)
@@ -106,7 +115,7 @@ impl PortClaims {
                     format!("the kernel socket does not cover {local} in this network namespace"),
                 ));
             }
-            KernelPort::Own if *kernel_ports_bound && local.port() != 0 => None,
+            KernelPort::Own if *are_bound && local.port() != 0 => None,
             KernelPort::Own => bind()?,
             KernelPort::Unprivileged => {
                 check_unprivileged(local.port())?;
@@ -170,26 +179,34 @@ impl PortClaims {
     /// [`io::ErrorKind::AddrInUse`] if another core has the port and does not share it.
     pub fn claim_among_cores(
         &self,
+        device: &mut dyn Device,
         protocol: TransportProtocol,
         local: SocketAddr,
         sharing: PortSharing,
         claim: Option<Arc<PortClaim>>,
     ) -> io::Result<Option<Arc<PortClaim>>> {
-        let PortArbiter::Cores { flow_steering, core } = &self.arbiter else { return Ok(claim) };
-        flow_steering.claim(*core, (protocol, local.port()), sharing)?;
-        Ok(Some(Arc::new(PortClaim {
+        let Some(CorePorts { flow_steering, core }) = &self.cores else { return Ok(claim) };
+        if let Err(error) = flow_steering.claim(*core, (protocol, local.port()), sharing) {
+            // Nobody has seen the claim yet, so this is its only owner.
+            if let Some(claim) = claim.and_then(Arc::into_inner) {
+                claim.release(device);
+            }
+            return Err(error);
+        }
+        let claim = claim.and_then(Arc::into_inner).unwrap_or_else(|| PortClaim {
             protocol,
             rules: Vec::new(),
             local,
             sharing,
             kernel_socket: None,
-        })))
+        });
+        Ok(Some(Arc::new(PortClaim { sharing, ..claim })))
     }
 
     /// Releases a port when its last claim is dropped.
     pub fn release(&self, device: &mut dyn Device, claim: Option<Arc<PortClaim>>) {
         if let Some(claim) = claim.and_then(Arc::into_inner) {
-            if let PortArbiter::Cores { flow_steering, core } = &self.arbiter {
+            if let Some(CorePorts { flow_steering, core }) = &self.cores {
                 flow_steering.release(*core, claim.local_port(), claim.sharing);
             }
             claim.release(device);
@@ -271,7 +288,7 @@ impl PortClaims {
     /// Source address for packets to `peer`: the first address of the family that is not
     /// link-local IPv6.
     fn source_address_for(&self, peer: SocketAddr) -> Option<IpAddr> {
-        let PortArbiter::Kernel { addresses, .. } = &self.arbiter else { return None };
+        let addresses = &self.kernel.as_ref()?.addresses;
         let usable = |own: &&IpAddr| match own {
             IpAddr::V4(_) => peer.is_ipv4(),
             IpAddr::V6(own) => peer.is_ipv6() && !own.is_unicast_link_local(),

@@ -1,10 +1,11 @@
 //! Ports of kernel sockets: what a socket of another process is bound to, and the right to a port.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, getpeername, getsockname, ipproto, sockopt,
@@ -131,6 +132,41 @@ impl BoundPort {
 
     pub(crate) fn is_in(&self, namespace: NetworkNamespace) -> bool {
         self.namespace == namespace && namespace.0.is_some()
+    }
+}
+
+/// Request that a kernel socket was bound for: protocol, address, and whether for both families.
+type BindRequest = (TransportProtocol, SocketAddr, bool);
+
+/// Kernel sockets that several cores hold together: one for each request.
+#[derive(Default)]
+pub(crate) struct OwnSockets(Mutex<HashMap<BindRequest, Weak<OwnedFd>>>);
+
+impl OwnSockets {
+    /// Returns the socket that another core has bound for the same request, or binds one.
+    ///
+    /// # Errors
+    /// As [`bind_kernel_socket`].
+    pub(crate) fn bind(
+        &self,
+        protocol: TransportProtocol,
+        local: SocketAddr,
+        dual_stack: bool,
+    ) -> io::Result<Arc<OwnedFd>> {
+        let bind = || bind_kernel_socket(protocol, local, dual_stack).map(Arc::new);
+        // The kernel chooses another port each time.
+        if local.port() == 0 {
+            return bind();
+        }
+        let mut sockets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let request = (protocol, local, dual_stack);
+        if let Some(socket) = sockets.get(&request).and_then(Weak::upgrade) {
+            return Ok(socket);
+        }
+        sockets.retain(|_, socket| socket.strong_count() > 0);
+        let socket = bind()?;
+        sockets.insert(request, Arc::downgrade(&socket));
+        Ok(socket)
     }
 }
 

@@ -7,6 +7,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use tidegate_device::netlink::{self, Change, Monitor, Neighbour, NeighbourState, NetlinkError};
 use tidegate_memory::Arena;
@@ -24,7 +25,7 @@ const REREAD_INTERVAL_NS: u64 = 1_000_000_000;
 
 /// Function that asks the kernel to resolve an address, for a process that has dropped its
 /// privileges.
-pub type NeighbourResolver = Box<dyn FnMut(IpAddr) + Send>;
+pub type NeighbourResolver = Arc<dyn Fn(IpAddr) + Send + Sync>;
 
 /// The kernel's neighbours on one interface.
 pub struct KernelNeighbours {
@@ -80,7 +81,7 @@ impl KernelNeighbours {
             }
         }
         self.requested = true;
-        if let Some(resolver) = &mut self.resolver {
+        if let Some(resolver) = &self.resolver {
             return resolver(address);
         }
         // Fails only if the kernel's table is full or the interface is going away. The queue of the

@@ -37,6 +37,8 @@ pub struct NetConfig {
     pub(crate) ownership: AddressOwnership,
     pub(crate) probe: AddressProbe,
     pub(crate) neighbour_resolver: Option<NeighbourResolver>,
+    /// Interface whose addresses are shared, if the device does not say it: on a secondary core.
+    pub(crate) kernel_interface: Option<String>,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) vlan: Option<u16>,
     pub(crate) limits: Limits,
@@ -64,6 +66,7 @@ impl NetConfig {
             ownership: AddressOwnership::Exclusive,
             probe: AddressProbe::default(),
             neighbour_resolver: None,
+            kernel_interface: None,
             mac: None,
             vlan: None,
             limits: Limits::default(),
@@ -202,6 +205,11 @@ impl NetConfig {
         (!by_calls).then_some(mode)
     }
 
+    /// True if the stack shares the kernel's addresses.
+    pub fn shares_kernel_addresses(&self) -> bool {
+        self.ownership == AddressOwnership::Shared
+    }
+
     /// Resolves neighbours on a shared address through this function, and not by netlink, which
     /// needs CAP_NET_ADMIN for as long as the stack is open.
     #[must_use]
@@ -282,13 +290,6 @@ pub enum OpenError {
          feature `xdp`): use one of them, or an own address"
     )]
     CannotShareAddress,
-    /// Several cores cannot share the kernel's addresses: only one core follows the kernel's
-    /// neighbours and ports.
-    #[error(
-        "several network cores need an address that the kernel does not have: give the stack one \
-         of its own, or use one network core"
-    )]
-    SharedAddressMultiCore,
     /// The kernel has no address on the interface to share.
     #[error("the kernel has no address on {0}: run `ip address add`, or use an own address")]
     NoKernelAddress(String),

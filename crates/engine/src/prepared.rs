@@ -42,7 +42,7 @@ impl PreparedEngine {
     /// # Errors
     /// [`OpenError`] says what is wrong and what to do.
     pub fn new(mut config: NetConfig) -> Result<Self, OpenError> {
-        let shared = config.ownership == AddressOwnership::Shared;
+        let shared = config.shares_kernel_addresses();
         let mode = config.engine.gate.config().mode;
         if config.admission.is_some() && !matches!(mode, Mode::Polled | Mode::Dedicated) {
             return Err(OpenError::AdmissionNeedsPolling(mode));
@@ -50,8 +50,8 @@ impl PreparedEngine {
         let mut neighbours = None;
         if shared {
             let interface =
-                config.device.shareable_interface().ok_or(OpenError::CannotShareAddress)?;
-            let interface = Interface::by_name(interface)?;
+                config.kernel_interface.as_deref().or(config.device.shareable_interface());
+            let interface = Interface::by_name(interface.ok_or(OpenError::CannotShareAddress)?)?;
             neighbours =
                 Some(KernelNeighbours::follow(interface.index, config.neighbour_resolver.take())?);
             config.addresses = netlink::addresses(interface.index)?;

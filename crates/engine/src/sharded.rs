@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use tidegate_device::Device;
 use tidegate_device::sharded::{CoreDevice, Flow, FlowSteering, LocalPort, shard};
 use tidegate_device::steering::TransportProtocol;
-use tidegate_stack::{AddressOwnership, PortGroups, StackSnapshot, Transport};
+use tidegate_stack::{PortGroups, StackSnapshot, Transport};
 use tidegate_wire::MacAddr;
 
 use crate::claim::PortClaims;
@@ -26,8 +26,7 @@ pub struct ShardedStacks {
 /// Opens the device of a configuration for `cores` network cores.
 ///
 /// # Errors
-/// As [`crate::open()`]; and if the device cannot be sharded, or the stack shares the kernel's
-/// addresses.
+/// As [`crate::open()`]; and if the device cannot be sharded.
 pub fn open_sharded(config: NetConfig, cores: usize) -> Result<ShardedStacks, OpenError> {
     let mut prepared = PreparedEngines::new(config, cores)?;
     prepared.primary().open_alone()?;
@@ -51,7 +50,7 @@ impl PreparedEngines {
     /// As [`PreparedEngine::new`].
     ///
     /// # Errors
-    /// As [`PreparedEngine::new`]; and if several cores are to share the kernel's addresses.
+    /// As [`PreparedEngine::new`].
     pub fn new(mut config: NetConfig, cores: usize) -> Result<Self, OpenError> {
         if cores == 1 {
             let primary = PreparedEngine::new(config)?;
@@ -61,9 +60,6 @@ impl PreparedEngines {
                 secondary_devices: None,
                 open_hook: None,
             });
-        }
-        if config.ownership == AddressOwnership::Shared {
-            return Err(OpenError::SharedAddressMultiCore);
         }
         let secondaries = (1..cores).map(|_| secondary_config(&config)).collect();
         let open_hook = config.open_hook.take();
@@ -139,12 +135,12 @@ fn start_secondaries(
     let Some(secondary_devices) = secondary_devices else {
         return Ok(ShardedStacks { stacks: vec![primary], flow_steering: None });
     };
-    let (mut engine, _) = primary;
+    let (mut engine, primary_claims) = primary;
     let secrets = engine.parts().0.tcp_secrets();
     let opened =
         secondary_devices.recv().map_err(|_| io::Error::other("the device was not opened"));
     let (flow_steering, devices) = opened.map_err(OpenError::Io)?;
-    let claims = |core| PortClaims::for_core(Arc::clone(&flow_steering), core);
+    let claims = |core| primary_claims.for_core(Arc::clone(&flow_steering), core);
     let mut all = vec![(engine, claims(0))];
     for (mut config, mut device) in secondaries.into_iter().zip(devices) {
         config.device = DeviceConfig::Custom(Box::new(move |arena| {
@@ -229,8 +225,8 @@ fn secondary_config(config: &NetConfig) -> NetConfig {
         routes: config.routes.clone(),
         ownership: config.ownership,
         probe: config.probe,
-        // A shared address has one core.
-        neighbour_resolver: None,
+        neighbour_resolver: config.neighbour_resolver.clone(),
+        kernel_interface: config.device.shareable_interface().map(str::to_owned),
         mac: config.mac,
         vlan: config.vlan,
         limits: config.limits.clone(),

@@ -156,6 +156,9 @@ fn sum_native(total: u64, bytes: &[u8]) -> u64 {
 
 #[inline(never)]
 fn long_sum(total: u64, words: &[[u8; 8]]) -> u64 {
+    // The carry is added at the end of each block.
+    let (blocks, words) = words.as_chunks::<32>();
+    let total = blocks.iter().fold(total, add_words);
     let (blocks, words) = words.as_chunks::<8>();
     let total = blocks.iter().fold(total, add_words);
     words.iter().fold(total, |total, &word| add_words(total, &[word]))

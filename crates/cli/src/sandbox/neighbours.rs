@@ -8,6 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use nix::unistd::User;
 use rustix::io::Errno;
@@ -37,7 +38,7 @@ pub(super) fn start(interface: &Interface, user: &User) -> io::Result<NeighbourR
     command.env_clear().current_dir("/").stdin(Stdio::from(theirs));
     // The process ends with the socket, so with this process: nobody waits for it.
     command.stdout(Stdio::null()).spawn()?;
-    Ok(Box::new(move |address| request(&ours, address)))
+    Ok(Arc::new(move |address| request(&ours, address)))
 }
 
 /// Sends a request. The stack repeats lost ones.

@@ -206,11 +206,16 @@ impl Testbed {
 
     /// As [`Testbed::new`], but the server's kernel has the server's addresses.
     pub fn shared() -> Self {
+        Self::shared_with_queues(1)
+    }
+
+    /// As [`Testbed::shared`], with as many queues on both ends.
+    pub fn shared_with_queues(queues: usize) -> Self {
         let config = VethConfig {
             a: vec![format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")],
             b: vec![format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")],
         };
-        Self::Veth(VethPair::new(&config).unwrap())
+        Self::Veth(VethPair::with_queues(&config, queues).unwrap())
     }
 
     pub fn client(&self) -> &Namespace {

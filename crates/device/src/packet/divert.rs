@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
 
 use aya::maps::MapError;
 use aya::programs::tc::TcAttachOptions;
@@ -12,7 +13,7 @@ use super::config::PacketError;
 use crate::bpf::{self, system_error};
 use crate::capabilities::RequiredCapabilities;
 use crate::steering::SteeringRule;
-use crate::xdp::rules::RuleMaps;
+use crate::xdp::rules::{self, RuleMaps, SharedRuleMaps};
 
 /// Built from `bpf/divert.bpf.c` by `make -C bpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/divert.bpf.o");
@@ -20,7 +21,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/divert.bpf.o");
 /// Diverts the ports of steering rules: the packet socket receives their packets, the kernel's
 /// stack does not. The kernel removes the programs when the process ends, for whatever reason.
 pub struct PortDiverter {
-    rules: RuleMaps,
+    rules: SharedRuleMaps,
     ebpf: Ebpf,
 }
 
@@ -49,7 +50,7 @@ impl PortDiverter {
         divert.attach_with_options(interface, TcAttachType::Ingress, order)?;
         let mut rules = RuleMaps::take(&mut ebpf)?;
         rules.set_vlan(vlan)?;
-        Ok(Self { rules, ebpf })
+        Ok(Self { rules: Arc::new(Mutex::new(rules)), ebpf })
     }
 
     /// Makes a packet socket receive diverted packets only.
@@ -60,7 +61,13 @@ impl PortDiverter {
 
     /// Adds a user of a rule (`take`), or removes one.
     pub(super) fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> Result<(), MapError> {
-        if take { self.rules.steer(rule) } else { self.rules.unsteer(rule) }
+        let mut rules = rules::lock(&self.rules);
+        if take { rules.steer(rule) } else { rules.unsteer(rule) }
+    }
+
+    /// Rules for other threads.
+    pub(super) fn shared_rules(&self) -> SharedRuleMaps {
+        Arc::clone(&self.rules)
     }
 }
 

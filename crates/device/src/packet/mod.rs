@@ -36,7 +36,7 @@ use crate::capabilities::RequiredCapabilities;
 use crate::netlink::{self, Interface};
 use crate::segments::{Segments, Splitter};
 #[cfg(feature = "xdp")]
-use crate::steering::SteeringRule;
+use crate::steering::{SharedRules, SteeringRule};
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, OpenDevice, buffer, vnet};
 pub use config::{PacketConfig, PacketError, ReceiveMode, Steering};
 #[cfg(feature = "xdp")]
@@ -661,6 +661,11 @@ impl Device for PacketDevice {
             return Err(io::ErrorKind::Unsupported.into());
         };
         diverter.set_steering(rule, take).map_err(io::Error::other)
+    }
+
+    #[cfg(feature = "xdp")]
+    fn shared_rules(&self) -> Option<std::sync::Arc<dyn SharedRules>> {
+        Some(self.diverter.as_ref()?.shared_rules())
     }
 
     fn offer_queues(&mut self) -> Vec<OpenDevice> {

@@ -13,6 +13,7 @@ use super::queue_requests::QueueRequest;
 use super::uplinks::Uplinks;
 use crate::admission::EarlyDrop;
 use crate::mem::MemDevice;
+use crate::steering::SteeringRule;
 use crate::{Burst, Capabilities, Device, DeviceCounters, OpenDevice, ShardedDevice};
 
 /// Device of one core: receives from a queue of its own, if it has one, and what other cores have
@@ -202,6 +203,7 @@ impl ShardedDevice for CoreDevice {
     /// and open those that the new device offers.
     fn replace_inner(&mut self, mut device: Box<dyn Device>) -> io::Result<Box<dyn Device>> {
         self.flow_steering.close_queues()?;
+        self.flow_steering.set_rules(device.shared_rules());
         let offered = device.offer_queues();
         let before = self.set_queue(Some(device))?;
         self.flow_steering.open_queues(offered)?;
@@ -332,6 +334,10 @@ impl Device for CoreDevice {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.wake_epoll.as_fd())
+    }
+
+    fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
+        self.flow_steering.set_rule(rule, take)
     }
 
     fn early_drop(&mut self) -> Option<&mut dyn EarlyDrop> {

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_memory::Doorbell;
@@ -14,6 +14,7 @@ use super::flow::Flow;
 use super::queue_requests::{QueueRequest, QueueRequests};
 use super::steering_table::{SteeringTable, SteeringView};
 use crate::OpenDevice;
+use crate::steering::{SharedRules, SteeringRule};
 
 /// Maximum duration of one receive of another core, which may have to wait for its processor.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -43,6 +44,8 @@ pub struct FlowSteering {
     queue_requests: QueueRequests,
     /// Counters of each secondary core.
     tx_rings: Box<[TxRingCounters]>,
+    /// Steering rules of the device, which its primary core sets.
+    rules: Mutex<Option<Arc<dyn SharedRules>>>,
 }
 
 /// Number of times that a core has begun or ended to dispatch frames: odd while it does. On a cache
@@ -72,7 +75,19 @@ impl FlowSteering {
             queue_cores: AtomicU64::new(0),
             queue_requests: QueueRequests::new(cores),
             tx_rings: (1..cores).map(|_| TxRingCounters::default()).collect(),
+            rules: Mutex::new(None),
         }
+    }
+
+    /// Sets the steering rules of the device.
+    pub(super) fn set_rules(&self, rules: Option<Arc<dyn SharedRules>>) {
+        *self.rules.lock().unwrap_or_else(PoisonError::into_inner) = rules;
+    }
+
+    /// Changes a steering rule of the device, for any core.
+    pub(super) fn set_rule(&self, rule: &SteeringRule, take: bool) -> io::Result<()> {
+        let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        rules.map_or(Err(io::ErrorKind::Unsupported.into()), |rules| rules.set(rule, take))
     }
 
     /// Number of cores.

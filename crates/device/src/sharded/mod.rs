@@ -105,6 +105,7 @@ fn shard_for(
     let mut links = connect(&capabilities, cores, 1 + offered.len(), &usage)?;
     let bells = links.iter().map(|links| Arc::clone(&links.bell)).collect();
     let flow_steering = Arc::new(FlowSteering::new(bells));
+    flow_steering.set_rules(device.shared_rules());
     offered.truncate(cores - 1);
     let mut offered = offered.into_iter();
     let mut devices = Vec::with_capacity(cores);

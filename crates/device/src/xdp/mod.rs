@@ -43,6 +43,7 @@ mod umem;
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use tidegate_memory::Arena;
 use tidegate_wire::DropReason;
@@ -60,6 +61,7 @@ use self::program::SteeringProgram;
 pub use self::steering::Steering;
 pub use self::sys::URING_MARK;
 use crate::admission::{ClassCounts, EarlyDrop, Limits, MAX_CLASSES};
+use crate::steering::SharedRules;
 pub use crate::steering::{SteeringRule, TransportProtocol};
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, OpenDevice};
 
@@ -178,7 +180,7 @@ impl XdpDevice {
     }
 
     /// Current steering rules.
-    pub fn steering(&self) -> &Steering {
+    pub fn steering(&self) -> Steering {
         self.program.steering()
     }
 
@@ -263,6 +265,10 @@ impl Device for XdpDevice {
 
     fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
         if take { self.steer(*rule) } else { self.unsteer(rule) }.map_err(io::Error::other)
+    }
+
+    fn shared_rules(&self) -> Option<Arc<dyn SharedRules>> {
+        Some(self.program.shared_rules())
     }
 
     fn offer_queues(&mut self) -> Vec<OpenDevice> {

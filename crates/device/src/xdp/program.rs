@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
 
 use aya::maps::{Map, MapData, MapError, PerCpuArray, XskMap};
 use aya::programs::{ProgramError, Xdp};
@@ -10,7 +11,7 @@ use aya::{Ebpf, EbpfError};
 use super::SteeringCounters;
 use super::admission::{AdmissionMaps, take_map};
 use super::link::XdpLink;
-use super::rules::RuleMaps;
+use super::rules::{self, RuleMaps, SharedRuleMaps};
 use super::steering::Steering;
 use crate::admission::Limits;
 use crate::bpf;
@@ -24,7 +25,7 @@ pub(super) struct SteeringProgram {
     link: Option<XdpLink>,
     /// The inherited link still has the other process's program attached.
     awaits_takeover: bool,
-    rules: RuleMaps,
+    rules: SharedRuleMaps,
     sockets: SocketMap,
     counts: PerCpuArray<MapData, u64>,
     admission: AdmissionMaps,
@@ -75,7 +76,7 @@ impl SteeringProgram {
         Ok(Self {
             link: None,
             awaits_takeover: false,
-            rules: RuleMaps::take(&mut ebpf)?,
+            rules: Arc::new(Mutex::new(RuleMaps::take(&mut ebpf)?)),
             sockets: SocketMap::take(&mut ebpf)?,
             counts: take_map(&mut ebpf, "counts")?,
             admission: AdmissionMaps::take(&mut ebpf)?,
@@ -133,19 +134,20 @@ impl SteeringProgram {
     /// Detaches the program. The program stays loaded; its rules are removed, and its limits reset.
     pub(super) fn detach(&mut self) {
         (self.link, self.awaits_takeover) = (None, false);
-        self.rules.clear();
+        rules::lock(&self.rules).clear();
     }
 
     /// Keeps the program attached, and drops every frame that matches a rule until
     /// [`Application::stop_dropping`].
     pub(super) fn start_dropping(&mut self) -> Result<(), MapError> {
-        self.rules.set_limiting(false)?;
-        self.rules.set_dropping(true)
+        let mut rules = rules::lock(&self.rules);
+        rules.set_limiting(false)?;
+        rules.set_dropping(true)
     }
 
     /// Stops dropping: the rules' frames have sockets again.
     pub(super) fn stop_dropping(&mut self) -> Result<(), MapError> {
-        self.rules.set_dropping(false)
+        rules::lock(&self.rules).set_dropping(false)
     }
 
     /// Maximum number of receive queues: size of the socket map.
@@ -159,24 +161,30 @@ impl SteeringProgram {
     }
 
     /// Current rules and VLAN.
-    pub(super) fn steering(&self) -> &Steering {
-        self.rules.steering()
+    pub(super) fn steering(&self) -> Steering {
+        rules::lock(&self.rules).steering().clone()
     }
 
     /// Adds the rules of `steering` to the current rules, and sets its VLAN.
     pub(super) fn set_steering(&mut self, steering: &Steering) -> Result<(), MapError> {
-        self.rules.set_vlan(steering.vlan)?;
-        steering.rules.iter().try_for_each(|rule| self.rules.steer(rule))
+        let mut rules = rules::lock(&self.rules);
+        rules.set_vlan(steering.vlan)?;
+        steering.rules.iter().try_for_each(|rule| rules.steer(rule))
+    }
+
+    /// Rules for other threads.
+    pub(super) fn shared_rules(&self) -> SharedRuleMaps {
+        Arc::clone(&self.rules)
     }
 
     /// As [`RuleMaps::steer`].
     pub(super) fn steer(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
-        self.rules.steer(rule)
+        rules::lock(&self.rules).steer(rule)
     }
 
     /// As [`RuleMaps::unsteer`].
     pub(super) fn unsteer(&mut self, rule: &SteeringRule) -> Result<(), MapError> {
-        self.rules.unsteer(rule)
+        rules::lock(&self.rules).unsteer(rule)
     }
 
     /// Admission maps.
@@ -189,7 +197,7 @@ impl SteeringProgram {
         if let Some(limits) = limits {
             self.admission.set_limits(limits)?;
         }
-        self.rules.set_limiting(limits.is_some()).map_err(io::Error::other)
+        rules::lock(&self.rules).set_limiting(limits.is_some()).map_err(io::Error::other)
     }
 
     /// Counters of the program so far, summed over all CPUs.

@@ -1,13 +1,31 @@
 //! Maps of the steering rules in a BPF program.
 
 use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, MapData, MapError};
 
 use super::admission::take_map;
 use super::steering::{AddressKey, PortKey, RuleUsers, SettingsValue, Steering};
-use crate::steering::SteeringRule;
+use crate::steering::{SharedRules, SteeringRule};
+
+/// Steering rules that the cores of a device share. The lock is held for a change of the rules, never
+/// for a frame.
+pub(crate) type SharedRuleMaps = Arc<Mutex<RuleMaps>>;
+
+impl SharedRules for Mutex<RuleMaps> {
+    fn set(&self, rule: &SteeringRule, take: bool) -> io::Result<()> {
+        let mut rules = lock(self);
+        let set = if take { rules.steer(rule) } else { rules.unsteer(rule) };
+        set.map_err(io::Error::other)
+    }
+}
+
+/// Locks rules, which a thread that panicked has left as a whole number of changes.
+pub(crate) fn lock(rules: &Mutex<RuleMaps>) -> MutexGuard<'_, RuleMaps> {
+    rules.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Steering rules of a BPF program, as its maps hold them.
 pub(crate) struct RuleMaps {

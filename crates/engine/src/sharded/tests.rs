@@ -48,6 +48,7 @@ fn each_core_serves_its_own_sockets_on_one_address() {
             let local = SocketAddr::new(own, 5000 + core as u16);
             let id = engine.parts().0.udp_bind(local, UdpOptions::default()).unwrap();
             let claim = claims[core].claim_among_cores(
+                engine.device(),
                 TransportProtocol::Udp,
                 local,
                 PortSharing::Exclusive,
@@ -56,6 +57,7 @@ fn each_core_serves_its_own_sockets_on_one_address() {
             servers.push((local, id, claim.unwrap().unwrap()));
         }
         let taken = claims[1].claim_among_cores(
+            engines[1].device(),
             TransportProtocol::Udp,
             servers[0].0,
             PortSharing::Exclusive,
@@ -126,7 +128,7 @@ impl AdmissionTestbed {
     fn claim(&mut self, protocol: TransportProtocol, port: u16) -> SocketAddr {
         let local = SocketAddr::new(self.address, port);
         self.claims
-            .claim_among_cores(protocol, local, PortSharing::Exclusive, None)
+            .claim_among_cores(self.primary.device(), protocol, local, PortSharing::Exclusive, None)
             .unwrap()
             .unwrap();
         local
@@ -302,6 +304,7 @@ fn cores_reach_each_other_by_shared_address() {
             let local = SocketAddr::new(own, 5000 + core as u16);
             let id = engine.parts().0.udp_bind(local, UdpOptions::default()).unwrap();
             let claim = claims[core].claim_among_cores(
+                engine.device(),
                 TransportProtocol::Udp,
                 local,
                 PortSharing::Exclusive,
@@ -358,11 +361,14 @@ fn several_cores_serve_a_shared_port() {
             let socket = stack.udp_bind(local, options).unwrap();
             let settle = |protocol| {
                 let sharing = PortSharing::ReusePort { owner: 0 };
-                let claim = claims[core].claim_among_cores(protocol, local, sharing, None);
-                let refused =
-                    claims[0].claim_among_cores(protocol, local, PortSharing::Exclusive, None);
+                let mut claim = |core: usize, sharing| {
+                    let device = engines[core].device();
+                    claims[core].claim_among_cores(device, protocol, local, sharing, None)
+                };
+                let claimed = claim(core, sharing);
+                let refused = claim(0, PortSharing::Exclusive);
                 assert!(refused.is_err(), "no other core can claim the port exclusively");
-                claim.unwrap().unwrap()
+                claimed.unwrap().unwrap()
             };
             let claims = [TransportProtocol::Tcp, TransportProtocol::Udp].map(settle);
             listeners.push((listener, socket, claims));
@@ -454,8 +460,9 @@ fn cores_choose_different_ephemeral_ports() {
             let (stack, arena, now_ns) = engine.parts();
             let id = stack.tcp_connect(now_ns, arena, None, peer, TcpOptions::default());
             let local = stack.tcp_local_addr(id.unwrap()).unwrap();
+            let (device, sharing) = (engine.device(), PortSharing::Exclusive);
             let claim = claims
-                .claim_among_cores(TransportProtocol::Tcp, local, PortSharing::Exclusive, None)
+                .claim_among_cores(device, TransportProtocol::Tcp, local, sharing, None)
                 .unwrap();
             ports.push((local.port(), claim));
         }
@@ -492,13 +499,6 @@ fn connects_from_no_port_that_is_migrating() {
     }
 }
 
-#[test]
-fn rejects_shared_kernel_addresses_on_several_cores() {
-    let (near, _far) = wire(&MemConfig::default()).unwrap();
-    let shared = NetConfig::new(near).shared();
-    assert!(matches!(open_sharded(shared, 2), Err(OpenError::SharedAddressMultiCore)));
-}
-
 /// Pauses receiving of an engine until the feedback times out.
 fn pause_receiving(engine: &mut Engine, socket: UdpId) {
     engine.read_clock();
@@ -519,7 +519,8 @@ fn frames_passed_on_are_drained_while_receiving_is_paused() {
         let address = own.parse::<IpCidr>().unwrap().address();
         let local = SocketAddr::new(address, 53);
         let sharing = PortSharing::Exclusive;
-        claims[1].claim_among_cores(TransportProtocol::Udp, local, sharing, None).unwrap();
+        let device = engines[1].device();
+        claims[1].claim_among_cores(device, TransportProtocol::Udp, local, sharing, None).unwrap();
         let server = engines[1].parts().0.udp_bind(local, UdpOptions::default()).unwrap();
         let any = SocketAddr::new(peers[0].parse::<IpCidr>().unwrap().address(), 0);
         let socket = client.parts().0.udp_bind(any, UdpOptions::default()).unwrap();
@@ -570,7 +571,8 @@ fn connection_migrates_from_a_core_whose_receiving_is_paused() {
         let (mut client, _) = open(net(far, &peers[0])).unwrap();
         let local = SocketAddr::new(own.parse::<IpCidr>().unwrap().address(), 80);
         let sharing = PortSharing::Exclusive;
-        claims[1].claim_among_cores(TransportProtocol::Tcp, local, sharing, None).unwrap();
+        let device = engines[1].device();
+        claims[1].claim_among_cores(device, TransportProtocol::Tcp, local, sharing, None).unwrap();
         let [primary, secondary] = &mut engines[..] else { panic!("there are two cores") };
         let any = SocketAddr::new(local.ip(), 0);
         let slow = secondary.parts().0.udp_bind(any, UdpOptions::default()).unwrap();

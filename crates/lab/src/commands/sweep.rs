@@ -37,7 +37,7 @@ impl SweepLab {
         if !self.cores.is_empty() {
             config.cores = self.cores;
         }
-        config.crossing = self.crossings.as_deref().map(sweep::Crossing::read).transpose()?;
+        config.crossing = self.crossings.as_deref().map(sweep::CrossingCost::read).transpose()?;
         let result = sweep::run(&config)?;
         self.output.write(&result)
     }

@@ -42,6 +42,12 @@ pub enum StartError {
         .0.end()
     )]
     CoreCount(RangeInclusive<usize>),
+    /// A daemon with several cores shares no address with the kernel.
+    #[error(
+        "several network cores of a daemon need an address that the kernel does not have: give the \
+         stack one of its own, or use one network core"
+    )]
+    SharedAddress,
 }
 
 /// Options of a daemon.
@@ -73,6 +79,9 @@ pub(super) fn check_options<B, S>(
     let (min, max) = (*options.cores.start(), *options.cores.end());
     if !(1..=max).contains(&min) || max > MAX_CORES {
         return Err(StartError::CoreCount(options.cores.clone()));
+    }
+    if max > 1 && net.shares_kernel_addresses() {
+        return Err(StartError::SharedAddress);
     }
     let share = options.attach.quota.cpu_share_percent;
     if !(1..=100).contains(&share) {

@@ -151,7 +151,7 @@ impl Net {
     /// ends after the others, whichever is dropped first.
     ///
     /// # Errors
-    /// As [`Net::open`]; and when the stack shares the kernel's addresses.
+    /// As [`Net::open`].
     ///
     /// # Examples
     /// ```

@@ -106,14 +106,14 @@ impl SweepMode {
 
 /// Passing of packets between cores, as `lab cores` measures it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Crossing {
+pub struct CrossingCost {
     /// Share of the packets that arrive at another core than that of their socket.
     pub share: f64,
     /// Processor time of a crossing on both cores together.
     pub ns: u64,
 }
 
-impl Crossing {
+impl CrossingCost {
     /// Reads the figures `crossing_share` and `crossing_ns` of a result of `lab cores`.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ pub struct SweepConfig {
     /// Measuring time at each load, in milliseconds of virtual time.
     pub window_ms: u64,
     /// Measured cost of packets that pass from core to core; `None`: no packet does.
-    pub crossing: Option<Crossing>,
+    pub crossing: Option<CrossingCost>,
 }
 
 impl Default for SweepConfig {
@@ -216,7 +216,7 @@ fn measure(
         shape: ArrivalPattern::Poisson,
         ..OfferedLoad::default()
     };
-    let crossing = config.crossing.unwrap_or(Crossing { share: 0.0, ns: 0 });
+    let crossing = config.crossing.unwrap_or(CrossingCost { share: 0.0, ns: 0 });
     let crossing_share = match mode {
         SweepMode::PolledUnsteered => f64::from(cores.saturating_sub(1)) / f64::from(cores.max(1)),
         _ => crossing.share,
@@ -453,10 +453,10 @@ mod tests {
     fn measured_crossings_slow_cores_that_are_not_steered() {
         let path = std::env::temp_dir().join(format!("tidegate-cores-{}.json", std::process::id()));
         fs::write(&path, r#"{"figures": {"crossing_share": 0.0, "crossing_ns": 300.4}}"#).unwrap();
-        let crossing = Crossing::read(&path).unwrap();
-        assert_eq!(crossing, Crossing { share: 0.0, ns: 300 });
+        let crossing = CrossingCost::read(&path).unwrap();
+        assert_eq!(crossing, CrossingCost { share: 0.0, ns: 300 });
         fs::write(&path, r#"{"figures": {"crossing_share": 0.0}}"#).unwrap();
-        let error = Crossing::read(&path).unwrap_err().to_string();
+        let error = CrossingCost::read(&path).unwrap_err().to_string();
         assert!(error.contains("no figures crossing_share and crossing_ns"), "{error}");
         fs::remove_file(&path).unwrap();
 

@@ -160,7 +160,7 @@ impl SocketServer {
         sharing: PortSharing,
         claim: Option<Arc<PortClaim>>,
     ) -> io::Result<Option<Arc<PortClaim>>> {
-        self.claims.claim_among_cores(protocol, local, sharing, claim)
+        self.claims.claim_among_cores(self.engine.device(), protocol, local, sharing, claim)
     }
 
     /// Returns a port to the kernel unless another socket needs it.

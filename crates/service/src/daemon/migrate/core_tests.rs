@@ -96,8 +96,8 @@ impl CoreTestbed {
         let local = (address.parse::<IpAddr>().unwrap(), port).into();
         let SocketServer { engine, sockets, socket_index, claims, .. } = &mut self.core.server;
         let id = engine.parts().0.udp_bind(local, UdpOptions::default()).unwrap();
-        let claim =
-            claims.claim_among_cores(TransportProtocol::Udp, local, PortSharing::Exclusive, None);
+        let (protocol, sharing) = (TransportProtocol::Udp, PortSharing::Exclusive);
+        let claim = claims.claim_among_cores(engine.device(), protocol, local, sharing, None);
         let app = self.core.apps[number as usize].as_mut().unwrap();
         let handle = app.slots.reserve().unwrap();
         let socket = AppSocket::udp(&app.memory, handle, id).unwrap().with_claim(claim.unwrap());

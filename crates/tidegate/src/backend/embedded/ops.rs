@@ -149,8 +149,8 @@ impl SocketOps for EmbeddedCore {
             Ok(id) => {
                 let local = stack.tcp_listener_addr(id).unwrap_or(local);
                 let sharing = PortSharing::new(options.reuse_port, options.owner);
-                let claim =
-                    self.claims.claim_among_cores(TransportProtocol::Tcp, local, sharing, claim);
+                let (device, protocol) = (self.engine.device(), TransportProtocol::Tcp);
+                let claim = self.claims.claim_among_cores(device, protocol, local, sharing, claim);
                 let claim = claim.inspect_err(|_| self.tcp_close_listener(id, None))?;
                 Ok((id, claim))
             }
@@ -210,7 +210,8 @@ impl SocketOps for EmbeddedCore {
             Ok(id) => {
                 let Some(local) = stack.tcp_local_addr(id) else { return Ok((id, claim)) };
                 let (protocol, sharing) = (TransportProtocol::Tcp, PortSharing::Exclusive);
-                let claim = self.claims.claim_among_cores(protocol, local, sharing, claim);
+                let device = self.engine.device();
+                let claim = self.claims.claim_among_cores(device, protocol, local, sharing, claim);
                 let claim = claim.inspect_err(|_| self.tcp_close(id, true, None))?;
                 Ok((id, claim))
             }
@@ -334,7 +335,7 @@ impl SocketOps for EmbeddedCore {
             self.claims.claim(device, TransportProtocol::Udp, local, dual, KernelPort::Own);
         let sharing = PortSharing::new(options.reuse_port, options.owner);
         let claimed = claimed.and_then(|claim| {
-            self.claims.claim_among_cores(TransportProtocol::Udp, local, sharing, claim)
+            self.claims.claim_among_cores(device, TransportProtocol::Udp, local, sharing, claim)
         });
         let claim = claimed.inspect_err(|_| {
             let (stack, arena, _) = self.engine.parts();
