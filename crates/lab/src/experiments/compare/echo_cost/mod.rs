@@ -1,11 +1,12 @@
 //! The experiment `echo-cost`: cost of echoing UDP packets through an in-memory device, the stack
-//! and a socket, in both directions.
+//! and a socket, in both directions; and of TCP messages through the stack and a socket.
 //!
 //! Everything runs on one thread: a driver puts frames on the link, the echo server replies, and
 //! the driver takes the echoes back. Callgrind counts the instructions. The result is the
 //! difference of two runs of different length, so that start-up does not count.
 
 mod random_flows;
+mod tcp;
 mod testbed;
 
 use std::path::Path;
@@ -76,11 +77,14 @@ pub enum Traffic {
     RandomFlows,
     /// As [`Traffic::RandomFlows`], with one packet at a time.
     RandomFlowsSingly,
+    /// Messages of 64 bytes on TCP connections between two stacks, one of which echoes.
+    Tcp,
 }
 
 impl Traffic {
     /// All kinds of traffic.
-    pub const ALL: [Self; 3] = [Self::OneFlow, Self::RandomFlows, Self::RandomFlowsSingly];
+    pub const ALL: [Self; 4] =
+        [Self::OneFlow, Self::RandomFlows, Self::RandomFlowsSingly, Self::Tcp];
 
     /// Name on the command line and in tables.
     pub fn name(self) -> &'static str {
@@ -88,6 +92,7 @@ impl Traffic {
             Self::OneFlow => "one-flow",
             Self::RandomFlows => "random-flows",
             Self::RandomFlowsSingly => "random-flows-singly",
+            Self::Tcp => "tcp",
         }
     }
 
@@ -97,6 +102,7 @@ impl Traffic {
             Self::OneFlow => config.burst,
             Self::RandomFlows => BURST_FRAMES,
             Self::RandomFlowsSingly => 1,
+            Self::Tcp => tcp::CONNECTIONS,
         }
     }
 
@@ -104,6 +110,7 @@ impl Traffic {
     fn figure(self, quantity: &str) -> String {
         match self {
             Self::OneFlow => format!("{quantity}_per_packet"),
+            Self::Tcp => format!("{quantity}_per_tcp_message"),
             Self::RandomFlows | Self::RandomFlowsSingly => {
                 let burst = if self == Self::RandomFlows { BURST_FRAMES } else { 1 };
                 format!("{quantity}_per_packet_{FLOW_COUNT}_flows_mixed_sizes_burst_{burst}")
@@ -115,6 +122,7 @@ impl Traffic {
     fn echo(self, packets: u64, config: &EchoCostConfig) -> Result<u64, LabError> {
         match self {
             Self::OneFlow => echo_one_flow(packets, config),
+            Self::Tcp => tcp::echo(packets, config.ipv6),
             _ => random_flows::echo(packets, config.ipv6, self.burst_frames(config)),
         }
     }
@@ -181,6 +189,12 @@ pub fn run(config: &EchoCostConfig) -> Result<Experiment, LabError> {
          {MAX_PAYLOAD_BYTES} bytes, bursts of {BURST_FRAMES}, or of 1 (singly); the stack computes \
          the checksums of requests and replies; the driver copies each frame and compares each reply \
          to the last byte"
+    ));
+    result.note(format!(
+        "tcp: {PAYLOAD_BYTES} bytes on each of {} connections between two stacks, of which one echoes and \
+         one checks and sends again; a message is received, read from a socket, answered and sent by \
+         one of them, without a device; the stack computes the checksums",
+        tcp::CONNECTIONS
     ));
     Ok(result)
 }
@@ -276,7 +290,8 @@ mod tests {
             let config = EchoCostConfig { ipv6, ..EchoCostConfig::default() };
             for traffic in Traffic::ALL {
                 let echoed = traffic.echo(1000, &config).unwrap();
-                assert_eq!(echoed, 1000, "{traffic:?}, IPv6: {ipv6}");
+                let whole_bursts = if traffic == Traffic::Tcp { 1024 } else { 1000 };
+                assert_eq!(echoed, whole_bursts, "{traffic:?}, IPv6: {ipv6}");
             }
             let config = EchoCostConfig { sockets: PORTS_PER_ADDRESS + 2, burst: 1, ..config };
             assert_eq!(Traffic::OneFlow.echo(1000, &config).unwrap(), 1000, "IPv6: {ipv6}");
@@ -291,6 +306,7 @@ mod tests {
             "ns_per_packet",
             "ns_per_packet_1024_flows_mixed_sizes_burst_1",
             "ns_per_packet_1024_flows_mixed_sizes_burst_32",
+            "ns_per_tcp_message",
             "packets",
         ];
         assert!(result.figures.keys().eq(names), "{:?}", result.figures);
