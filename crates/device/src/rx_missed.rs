@@ -20,7 +20,8 @@ impl RxMissedCounters {
         if !is_sysfs_of(&directory, &interface) {
             return Self(Vec::new());
         }
-        // `rx_dropped` counts other causes as well, except on veth, where it counts the full ring.
+        // `rx_dropped` counts other causes as well. On veth these are frames of VLANs that the
+        // kernel has no interface for.
         let names: &[&str] = match is_veth {
             true => &["rx_dropped"],
             false => &["rx_missed_errors", "rx_fifo_errors", "rx_over_errors"],

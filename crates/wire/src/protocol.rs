@@ -64,8 +64,6 @@ impl fmt::Debug for Protocol {
             Self::ICMPV4 => f.write_str("ICMP"),
             Self::TCP => f.write_str("TCP"),
             Self::UDP => f.write_str("UDP"),
-            Self::TCP => f.write_str("TCP"),
-            Self::UDP => f.write_str("UDP"),
             Self::ROUTING => f.write_str("routing"),
             Self::FRAGMENT => f.write_str("fragment"),
             Self::ICMPV6 => f.write_str("ICMPv6"),

@@ -310,3 +310,6 @@ impl Upper {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -242,7 +242,7 @@ impl Exporter {
         send: &mut impl FnMut(&[u8]) -> bool,
     ) {
         if now_ns >= self.next_templates_ns {
-            self.send_templates(now_ns, metering, send);
+            self.announce(now_ns, metering, send);
         }
         let is_due = |first_ns: u64| now_ns.saturating_sub(first_ns) >= MAX_RECORD_WAIT_NS;
         if self.first_record_ns.is_some_and(is_due) {
@@ -250,7 +250,7 @@ impl Exporter {
         }
     }
 
-    /// Sends the remaining records and the counters.
+    /// Sends the remaining records, and the counters.
     pub fn finish(
         &mut self,
         now_ns: u64,
@@ -258,11 +258,12 @@ impl Exporter {
         send: &mut impl FnMut(&[u8]) -> bool,
     ) {
         self.flush(now_ns, send);
-        self.send_templates(now_ns, metering, send);
+        self.push_counters(now_ns, metering, send);
+        self.flush(now_ns, send);
     }
 
     /// Sends a message with the templates and the counters.
-    fn send_templates(
+    pub fn announce(
         &mut self,
         now_ns: u64,
         metering: &MeteringCounters,
@@ -281,13 +282,22 @@ impl Exporter {
         self.put(&(METERING.fields.len() as u16).to_be_bytes());
         self.put(&1_u16.to_be_bytes());
         self.put_fields(&METERING);
+        self.push_counters(now_ns, metering, send);
+        self.flush(now_ns, send);
+    }
+
+    fn push_counters(
+        &mut self,
+        now_ns: u64,
+        metering: &MeteringCounters,
+        send: &mut impl FnMut(&[u8]) -> bool,
+    ) {
         self.begin_record(now_ns, &METERING, send);
         let ExportCounters { messages, records, .. } = self.counters;
         self.put(&self.config.domain.to_be_bytes());
         for count in [messages, records, metering.ignored_packets, metering.ignored_bytes] {
             self.put(&count.to_be_bytes());
         }
-        self.flush(now_ns, send);
     }
 
     fn put_fields(&mut self, template: &Template) {
@@ -364,3 +374,6 @@ impl Exporter {
         self.message.truncate(HEADER_BYTES);
     }
 }
+
+#[cfg(test)]
+mod tests;

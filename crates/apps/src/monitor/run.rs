@@ -127,14 +127,12 @@ impl Monitor {
             let exporter = Exporter::new(ExporterConfig { domain, unix_epoch_ns });
             Export { exporter, socket }
         });
-        let is_shared = config.gate.config().cpu_share_percent < 100;
         let rings = RingCounts { receive: 1, transmit: 0, application: 1 };
         Ok(Self {
             clock,
             ring: PassiveRing::open(&config.ring)?,
             gate: Gate::new(config.gate, rings, now_ns),
-            // Without the detector the share holds on an idle processor too.
-            idle_detector: if is_shared { IdleDetector::start().ok() } else { None },
+            idle_detector: None,
             table: FlowTable::new(&config.table, now_ns),
             malformed: DropCounters::new(),
             export,
@@ -162,7 +160,8 @@ impl Monitor {
         self.drain();
         self.finish_export();
         let last = self.report(true);
-        result.and_then(|()| report(&last))
+        let reported = report(&last);
+        result.and(reported)
     }
 
     fn run_loop(
@@ -170,7 +169,12 @@ impl Monitor {
         stop: &AtomicBool,
         report: ReportHook<'_>,
     ) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let is_dedicated = self.gate.settings().config().mode == Mode::Dedicated;
+        let config = self.gate.settings().config();
+        let is_dedicated = config.mode == Mode::Dedicated;
+        if config.cpu_share_percent < 100 {
+            // Without the detector the share holds on an idle processor too.
+            self.idle_detector = IdleDetector::start().ok();
+        }
         while !stop.load(Ordering::Relaxed) {
             let now_ns = self.clock.now_ns();
             if now_ns >= self.next_timer_ns.min(self.next_report_ns()) {
@@ -283,11 +287,12 @@ impl Monitor {
 
     fn finish_export(&mut self) {
         let (now_ns, metering) = (self.clock.now_ns(), self.metering());
-        let Self { table, export, .. } = self;
-        table.record_all(&mut |record| Export::push(export, now_ns, record));
-        if let Some(Export { exporter, socket }) = export {
-            exporter.finish(now_ns, &metering, &mut |message| socket.send(message).is_ok());
-        }
+        let Self { table, export: Some(Export { exporter, socket }), .. } = self else { return };
+        let mut send = |message: &[u8]| socket.send(message).is_ok();
+        // A collector that has missed the templates can read the last records.
+        exporter.announce(now_ns, &metering, &mut send);
+        table.record_all(&mut |record| exporter.push(now_ns, record, &mut send));
+        exporter.finish(now_ns, &metering, &mut send);
     }
 
     fn read_losses(&mut self) {

@@ -359,7 +359,8 @@ impl FlowTable {
             Order::Bytes => (traffic.bytes, traffic.packets),
             Order::Packets => (traffic.packets, traffic.bytes),
         };
-        let mut found: Vec<(FlowKey, Traffic)> = Vec::with_capacity(2 * count + 1);
+        let count = count.min(self.entries.len());
+        let mut found: Vec<(FlowKey, Traffic)> = Vec::new();
         let shrink = |found: &mut Vec<(FlowKey, Traffic)>| {
             found.sort_unstable_by_key(|(_, traffic)| std::cmp::Reverse(size(traffic)));
             found.truncate(count);
@@ -393,3 +394,6 @@ impl FlowTable {
 fn ticks(now_ns: u64) -> u32 {
     (now_ns >> 20) as u32
 }
+
+#[cfg(test)]
+mod tests;

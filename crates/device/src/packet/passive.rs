@@ -73,7 +73,8 @@ pub struct PassiveCounters {
     /// Frames in blocks that the kernel damaged.
     pub damaged: u64,
     /// Frames that a full receive ring of the interface lost before the kernel had them. 0 if the
-    /// interface has no such counter.
+    /// interface has no such counter. That of a veth also counts frames that were read: those of
+    /// VLANs that the kernel has no interface for.
     pub rx_missed: u64,
 }
 
@@ -83,7 +84,7 @@ pub struct PassiveRing {
     // The ring is unmapped before its socket is closed.
     reader: RingReader,
     socket: Socket,
-    interface_index: u32,
+    interface: Interface,
     rx_missed: RxMissedCounters,
     rx_missed_before: u64,
     counters: PassiveCounters,
@@ -127,7 +128,7 @@ impl PassiveRing {
         Ok(Self {
             reader: RingReader::new(ring),
             socket,
-            interface_index: interface.index,
+            interface,
             rx_missed,
             rx_missed_before,
             counters: PassiveCounters::default(),
@@ -181,7 +182,7 @@ impl PassiveRing {
     /// # Errors
     /// The interface is gone.
     pub fn stop(&self) -> io::Result<()> {
-        self.socket.unbind(self.interface_index)
+        self.socket.unbind(self.interface.index)
     }
 
     /// True if every frame that has arrived was read. A frame becomes readable only when its block
@@ -196,11 +197,12 @@ impl PassiveRing {
     /// # Errors
     /// The interface is gone.
     pub fn prepare_sleep(&mut self) -> io::Result<bool> {
-        // An unread error would wake the sleeper again and again.
-        if let Some(error) = self.socket.take_error()?
-            && !self.socket.is_bound()?
-        {
-            return Err(error);
+        // An unread error would wake the sleeper again and again. An interface that is removed
+        // leaves an error when it goes down, which is before the socket loses it.
+        self.socket.take_error()?;
+        if !self.socket.is_bound()? {
+            let message = format!("the interface {} is gone", self.interface.name);
+            return Err(io::Error::new(io::ErrorKind::NotFound, message));
         }
         Ok(!self.reader.has_frame())
     }
