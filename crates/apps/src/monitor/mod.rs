@@ -11,7 +11,7 @@ mod table;
 
 pub use flow::{FlowKey, FlowKind, IpFlow, Observation, Traffic};
 pub use ipfix::{ExportCounters, Exporter, ExporterConfig, MeteringCounters};
-pub use run::{Losses, Monitor, MonitorConfig, Report, ReportHook};
+pub use run::{Monitor, MonitorConfig, Report, ReportHook};
 pub use table::{
     EndReason, FlowCount, FlowRecord, FlowTable, Order, Span, TableConfig, TableCounters,
 };

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tidegate_device::packet::{PacketError, PassiveConfig, PassiveRing};
+use tidegate_device::packet::{PacketError, PassiveConfig, PassiveCounters, PassiveRing};
 use tidegate_engine::{Clock, IdleDetector};
 use tidegate_gate::{Gate, GateAction, GateCounters, Mode, Ring, RingCounts, Settings};
 use tidegate_wire::DropCounters;
@@ -43,24 +43,6 @@ pub struct MonitorConfig {
     pub order: Order,
 }
 
-/// Packets that are lost to the monitor, by reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Losses {
-    /// Frames that found the monitor's ring full.
-    pub ring_full: u64,
-    /// Frames that a full receive ring of the interface lost.
-    pub rx_missed: u64,
-    /// Frames in blocks of the ring that the kernel damaged.
-    pub damaged: u64,
-}
-
-impl Losses {
-    /// All lost packets.
-    pub fn total(&self) -> u64 {
-        self.ring_full + self.rx_missed + self.damaged
-    }
-}
-
 /// Report of a monitor. Counters are those since its start.
 pub struct Report {
     /// True for the report at the end, whose flows are listed by all of their traffic.
@@ -77,8 +59,8 @@ pub struct Report {
     pub max_flows: usize,
     /// Frames with malformed headers, which are in no flow, by reason.
     pub malformed: DropCounters,
-    /// Lost packets.
-    pub losses: Losses,
+    /// Counters of the ring, the lost frames among them.
+    pub ring: PassiveCounters,
     /// Counters of the export, if there is one.
     pub export: Option<ExportCounters>,
     /// Counters of the gate.
@@ -97,7 +79,7 @@ pub struct Monitor {
     table: FlowTable,
     malformed: DropCounters,
     export: Option<Export>,
-    losses: Losses,
+    ring_counters: PassiveCounters,
     report_interval_ns: u64,
     top: usize,
     order: Order,
@@ -136,7 +118,7 @@ impl Monitor {
             table: FlowTable::new(&config.table, now_ns),
             malformed: DropCounters::new(),
             export,
-            losses: Losses::default(),
+            ring_counters: PassiveCounters::default(),
             report_interval_ns: config.report_interval_ns,
             top: config.top,
             order: config.order,
@@ -235,7 +217,7 @@ impl Monitor {
             table.expire(now_ns, quota, &mut |record| Export::push(export, now_ns, record));
         if examined < quota {
             self.next_timer_ns = now_ns + TIMER_INTERVAL_NS;
-            self.read_losses();
+            self.ring_counters = self.ring.counters();
             let metering = self.metering();
             if let Some(Export { exporter, socket }) = &mut self.export {
                 exporter.poll(now_ns, &metering, &mut |message| socket.send(message).is_ok());
@@ -282,7 +264,7 @@ impl Monitor {
             // The kernel hands over the last block when it is a millisecond old.
             thread::yield_now();
         }
-        self.read_losses();
+        self.ring_counters = self.ring.counters();
     }
 
     fn finish_export(&mut self) {
@@ -295,25 +277,16 @@ impl Monitor {
         exporter.finish(now_ns, &metering, &mut send);
     }
 
-    fn read_losses(&mut self) {
-        let counters = self.ring.counters();
-        self.losses = Losses {
-            ring_full: counters.ring_full,
-            rx_missed: counters.rx_missed,
-            damaged: counters.damaged,
-        };
-    }
-
     fn metering(&self) -> MeteringCounters {
         let untracked = self.table.counters().untracked;
         MeteringCounters {
-            ignored_packets: untracked.packets + self.losses.total() + self.malformed.total(),
+            ignored_packets: untracked.packets + self.ring_counters.lost() + self.malformed.total(),
             ignored_bytes: untracked.bytes,
         }
     }
 
     fn report(&mut self, is_final: bool) -> Report {
-        self.read_losses();
+        self.ring_counters = self.ring.counters();
         let now_ns = self.clock.now_ns();
         let observed = self.table.counters().observed;
         let (since_ns, before, span) = match is_final {
@@ -329,7 +302,7 @@ impl Monitor {
             table: *self.table.counters(),
             max_flows: self.table.max_flows(),
             malformed: self.malformed.clone(),
-            losses: self.losses,
+            ring: self.ring_counters,
             export: self.export.as_ref().map(|export| *export.exporter.counters()),
             gate: *self.gate.counters(),
         }

@@ -62,13 +62,13 @@ fn table(iface: &str, report: &Report) -> String {
         counters.evicted.flows,
         counters.untracked.packets,
     );
-    let losses = &report.losses;
+    let ring = &report.ring;
     let _ = writeln!(
         text,
         "lost: {} on a full ring, {} missed by the interface, {} damaged; {} malformed",
-        losses.ring_full,
-        losses.rx_missed,
-        losses.damaged,
+        ring.ring_full,
+        ring.rx_missed,
+        ring.damaged,
         report.malformed.total(),
     );
     for (reason, packets) in report.malformed.nonzero() {
@@ -146,9 +146,9 @@ fn report_json(iface: &str, report: &Report) -> Value {
             "bytes": counters.observed.bytes,
             "malformed": drops_json(&report.malformed),
             "lost": {
-                "ring_full": report.losses.ring_full,
-                "rx_missed": report.losses.rx_missed,
-                "damaged": report.losses.damaged,
+                "ring_full": report.ring.ring_full,
+                "rx_missed": report.ring.rx_missed,
+                "damaged": report.ring.damaged,
             },
         },
         "table": {

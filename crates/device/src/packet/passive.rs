@@ -78,6 +78,13 @@ pub struct PassiveCounters {
     pub rx_missed: u64,
 }
 
+impl PassiveCounters {
+    /// Frames that were not read.
+    pub fn lost(&self) -> u64 {
+        self.ring_full + self.damaged + self.rx_missed
+    }
+}
+
 /// Ring of the frames that pass an interface in both directions, in promiscuous mode. On the
 /// loopback interface each frame is read once, as received.
 pub struct PassiveRing {
