@@ -27,7 +27,7 @@ const EXPIRE_PERIOD_NS: u64 = 1_000_000_000;
 /// Settings of a [`FlowTable`].
 #[derive(Clone, Debug)]
 pub struct TableConfig {
-    /// Maximum number of flows; rounded up to a power of two of at least [`WAYS`].
+    /// Maximum number of flows; rounded up to a power of two of at least 8.
     pub max_flows: usize,
     /// Time after which a flow that goes on gets a record, in nanoseconds.
     pub active_timeout_ns: u64,
