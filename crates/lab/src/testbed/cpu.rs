@@ -223,11 +223,7 @@ fn parse_receive_softirqs(text: &str, core: usize) -> Option<u64> {
 /// # Errors
 /// When there is no such process.
 pub fn process_ticks(pid: u32) -> Result<u64, LabError> {
-    let path = format!("/proc/{pid}/stat");
-    let text = fs::read_to_string(&path).map_err(LabError::file(Path::new(&path)))?;
-    parse_process_ticks(&text)
-        .map(|(user, system)| user + system)
-        .ok_or_else(|| LabError::Config(format!("{path} has an unknown format")))
+    read_process_ticks(pid).map(|(user, system)| user + system)
 }
 
 /// CPU time of a process in user mode, with all its threads, in ticks: without the interrupts
@@ -236,10 +232,13 @@ pub fn process_ticks(pid: u32) -> Result<u64, LabError> {
 /// # Errors
 /// When there is no such process.
 pub fn user_ticks(pid: u32) -> Result<u64, LabError> {
+    read_process_ticks(pid).map(|(user, _)| user)
+}
+
+fn read_process_ticks(pid: u32) -> Result<(u64, u64), LabError> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).map_err(LabError::file(Path::new(&path)))?;
     parse_process_ticks(&text)
-        .map(|(user, _)| user)
         .ok_or_else(|| LabError::Config(format!("{path} has an unknown format")))
 }
 

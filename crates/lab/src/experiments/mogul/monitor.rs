@@ -97,6 +97,8 @@ struct MonitorRun {
     flood: FloodMeasurement,
     /// Packets that the monitor reports as lost, per second.
     lost_pps: f64,
+    /// Those of them that found the monitor's ring full, per second.
+    ring_full_pps: f64,
     /// Packets that are neither counted nor reported as lost.
     lost_unnamed: i64,
     /// Processor share of the CPU-bound program, if there is one, in percent.
@@ -203,6 +205,7 @@ fn measure(
             load_core: cores_after.1.since(cores_before.1),
         },
         lost_pps: rate(report.lost),
+        ring_full_pps: rate(report.ring_full),
         lost_unnamed: sent as i64 - (report.counted + report.lost) as i64,
         program_percent: ticks as f64 * 100.0 / cpu::ticks_per_second() as f64 / seconds,
     })
@@ -234,6 +237,10 @@ fn describe(config: &MonitorConfig, result: &mut Experiment) {
          run between packets sent and packets that Tidegate counts or reports as lost",
     );
     result.note(
+        "reported_lost: by the monitor's ring, or by the receive ring of the veth, before any monitor \
+         could see the packet; tcpdump does not report the latter",
+    );
+    result.note(
         "program_percent: user time of a CPU-bound program on the monitor's core at the maximum load; \
          `none` is without a monitor",
     );
@@ -246,13 +253,14 @@ fn describe(config: &MonitorConfig, result: &mut Experiment) {
     ));
 }
 
-const COLUMNS: [&str; 6] = [
+const COLUMNS: [&str; 7] = [
     "monitor",
     "offered_per_s",
     "counted_per_s",
     "softirq_percent",
     "program_percent",
     "reported_lost_per_s",
+    "of_it_ring_full_per_s",
 ];
 
 fn conclude(results: &[ReaderResults], result: &mut Experiment) {
@@ -300,6 +308,7 @@ fn rows(one: &ReaderResults) -> Vec<Value> {
             "softirq_percent": of(|run| run.flood.server_core.softirq_percent).round(),
             "program_percent": beside.then(|| round_to_hundredths(of(|run| run.program_percent))),
             "reported_lost_per_s": of(|run| run.lost_pps).round(),
+            "of_it_ring_full_per_s": of(|run| run.ring_full_pps).round(),
             "lost_unnamed": of(|run| run.lost_unnamed as f64),
         })
     };

@@ -97,7 +97,10 @@ impl Reader {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReaderReport {
     pub(super) counted: u64,
+    /// All lost packets.
     pub(super) lost: u64,
+    /// Packets that found the monitor's ring full.
+    pub(super) ring_full: u64,
 }
 
 /// A running monitor, ended on drop.
@@ -144,6 +147,7 @@ fn parse_json(text: &str) -> Option<ReaderReport> {
     Some(ReaderReport {
         counted: total["packets"].as_u64()? + sum(&total["malformed"])?,
         lost: sum(&total["lost"])?,
+        ring_full: total["lost"]["ring_full"].as_u64()?,
     })
 }
 
@@ -153,7 +157,8 @@ fn parse_tcpdump(text: &str) -> Option<ReaderReport> {
         let line = text.lines().find(|line| line.ends_with(what))?;
         line.split_whitespace().next()?.parse().ok()
     };
-    Some(ReaderReport { counted: count("captured")?, lost: count("dropped by kernel")? })
+    let ring_full = count("dropped by kernel")?;
+    Some(ReaderReport { counted: count("captured")?, lost: ring_full, ring_full })
 }
 
 #[cfg(test)]
@@ -164,10 +169,11 @@ mod tests {
     fn reads_the_reports_of_the_monitors() {
         let text = "tcpdump: listening on x\n12 packets captured\n15 packets received by filter\n\
                     3 packets dropped by kernel\n";
-        let expected = ReaderReport { counted: 12, lost: 3 };
+        let expected = ReaderReport { counted: 12, lost: 3, ring_full: 3 };
         assert_eq!(parse_tcpdump(text), Some(expected));
         assert_eq!(parse_tcpdump("12 packets captured"), None);
-        let line = r#"{"total": {"packets": 10, "malformed": {"a": 2}, "lost": {"b": 1, "c": 2}}}"#;
+        let line = r#"{"total": {"packets": 10, "malformed": {"a": 2}, "lost": {"ring_full": 1, "c": 2}}}"#;
+        let expected = ReaderReport { ring_full: 1, ..expected };
         assert_eq!(parse_json(&format!("{{}}\n{line}\n")), Some(expected));
         assert_eq!(parse_json(""), None);
     }
