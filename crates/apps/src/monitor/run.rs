@@ -24,6 +24,8 @@ const TIMER_INTERVAL_NS: u64 = 100_000_000;
 
 /// Maximum time for the frames in the ring after reception has ended.
 const MAX_DRAIN_NS: u64 = 1_000_000_000;
+/// Frames between two looks at the clock meanwhile.
+const DRAIN_FRAMES: u32 = 4096;
 
 /// Settings of a [`Monitor`].
 pub struct MonitorConfig {
@@ -255,14 +257,15 @@ impl Monitor {
         let began_ns = self.clock.now_ns();
         loop {
             let now_ns = self.clock.now_ns();
-            if self.receive(now_ns, u32::MAX) > 0 {
-                continue;
-            }
-            if self.ring.is_drained() || now_ns - began_ns > MAX_DRAIN_NS {
+            let taken = self.receive(now_ns, DRAIN_FRAMES);
+            let is_drained = taken == 0 && self.ring.is_drained();
+            if is_drained || now_ns - began_ns > MAX_DRAIN_NS {
                 break;
             }
-            // The kernel hands over the last block when it is a millisecond old.
-            thread::yield_now();
+            if taken == 0 {
+                // The kernel hands over the last block when it is a millisecond old.
+                thread::yield_now();
+            }
         }
         self.ring_counters = self.ring.counters();
     }
