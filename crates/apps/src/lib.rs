@@ -7,7 +7,8 @@
 //! [`streams`] and [`http`] serve TCP connections; [`kernel_streams`] and [`kernel_uring`] are
 //! their counterparts on kernel sockets.
 //!
-//! A [`router`] forwards packets, and may ask a packet [`filter`] about each of them.
+//! A [`router`] forwards packets, and may ask a packet [`filter`] about each of them. A [`monitor`]
+//! counts the packets of an interface by flow.
 
 mod counters;
 pub mod dns;
@@ -21,6 +22,7 @@ mod kernel_poll;
 pub mod kernel_streams;
 pub mod kernel_uring;
 mod messages;
+pub mod monitor;
 pub mod readers;
 mod responder;
 pub mod router;

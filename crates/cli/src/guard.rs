@@ -1,6 +1,5 @@
 //! `tidegate guard`: admission control in front of a server on the kernel's stack.
 
-use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
@@ -17,7 +16,7 @@ use tidegate_gate::admission::{Admission, Config};
 use crate::Failure;
 use crate::config::{self, AsText};
 use crate::host::attach_modes;
-use crate::process::{Startup, raise_priority};
+use crate::process::{Startup, raise_priority, secret_seed};
 use crate::reload::ReloadPart;
 use crate::sandbox::{Obstacle, UserOption};
 
@@ -62,7 +61,7 @@ impl Guard {
             }
         };
         let mode = self.xdp_mode.map(|mode| mode.0).unwrap_or_default();
-        let mut guard = KernelGuard::attach(&self.iface, mode, &config, &self.port, hash_seed())?;
+        let mut guard = KernelGuard::attach(&self.iface, mode, &config, &self.port, secret_seed())?;
         raise_priority();
         let (sender, changes) = channel();
         let stop = startup.stop();
@@ -72,7 +71,7 @@ impl Guard {
         let period = Duration::from_nanos(Config::PERIOD_NS);
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {
             if let Some(config) = changes.try_iter().last() {
-                guard.set_classes(&config, hash_seed())?;
+                guard.set_classes(&config, secret_seed())?;
             }
             guard.step(began.elapsed().as_nanos() as u64)?;
             thread::sleep(period);
@@ -151,10 +150,4 @@ fn class_rows(admission: &Admission) -> impl Iterator<Item = (&str, Value)> {
         });
         (name, value)
     })
-}
-
-/// Returns a secret hash seed. The standard library seeds `RandomState` from system randomness.
-fn hash_seed() -> [u8; 16] {
-    let half = || u128::from(RandomState::new().hash_one(0));
-    (half() << 64 | half()).to_le_bytes()
 }

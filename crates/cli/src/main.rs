@@ -16,6 +16,7 @@ mod guard;
 mod host;
 mod lab;
 mod load;
+mod monitor;
 mod process;
 mod reload;
 mod report;
@@ -74,6 +75,8 @@ enum Command {
     Filter(router::FilterCommand),
     /// Protect a server on the kernel's stack: under a flood, admit packets by class
     Guard(guard::Guard),
+    /// Count the packets of a network interface by flow; its traffic stays with the kernel
+    Monitor(monitor::MonitorCommand),
     /// Check this machine and its interfaces, with a remedy for each deficit
     Doctor(doctor::Doctor),
     /// Generate load: packets at a fixed rate (open loop), or TCP connections
@@ -119,6 +122,7 @@ fn main() -> ExitCode {
         Command::Route(route) => route.run(),
         Command::Filter(filter) => filter.run(),
         Command::Guard(guard) => guard.run(),
+        Command::Monitor(monitor) => monitor.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Load(load) => load.run(),
         Command::Lab(arguments) => arguments.run(None),

@@ -1,6 +1,7 @@
 //! This process: its start, the ready line for its parent, the stop flag, and the scheduling
-//! priority.
+//! priority, and a secret seed.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -129,4 +130,10 @@ const NICE_INCREMENT: i32 = -20;
 /// needed most when the machine is busiest. Missing permission is ignored.
 pub(crate) fn raise_priority() {
     let _ = rustix::process::nice(NICE_INCREMENT);
+}
+
+/// Returns a secret seed. The standard library seeds `RandomState` from system randomness.
+pub(crate) fn secret_seed() -> [u8; 16] {
+    let half = || u128::from(RandomState::new().hash_one(0));
+    (half() << 64 | half()).to_le_bytes()
 }

@@ -100,6 +100,15 @@ fn guard_needs_three_capabilities() {
 }
 
 #[test]
+fn monitor_needs_one_capability() {
+    if !can_run("capabilities of the monitor", &["setpriv"]) {
+        return;
+    }
+    let testbed = Testbed::shared();
+    check_minimum_set(&testbed, &["net_raw"], &["monitor", "--iface", testbed.device()]);
+}
+
+#[test]
 fn packet_needs_one_capability() {
     if !can_run("capabilities of packet", &["setpriv", "ping"]) {
         return;

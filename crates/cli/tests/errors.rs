@@ -376,6 +376,28 @@ fn rejects_invalid_admission_classes_with_reason() {
 }
 
 #[test]
+fn monitor_errors_name_the_flag() {
+    fails_with(&["monitor"], &["--iface"]);
+    for (flag, value, part) in [
+        ("--interval", "0", "number of seconds"),
+        ("--count", "0", "1.."),
+        ("--flows", "0", "1.."),
+        ("--by", "size", "packets"),
+        ("--mode", "interrupt", "polled"),
+        ("--ipfix", "collector", "192.0.2.9:2055"),
+        ("--cpu", "100000", "--cpu 100000"),
+        ("--cpu-share", "0", "cpu-share-percent is 0"),
+        ("--duration", "-1", "--duration -1"),
+    ] {
+        fails_with(&["monitor", "--iface", "lo", &format!("{flag}={value}")], &[part]);
+    }
+    fails_with(&["monitor", "--iface", "lo", "--domain", "2"], &["--ipfix"]);
+    if is_root("monitor of no interface") {
+        fails_with(&["monitor", "--iface", "none0"], &["none0", "lo"]);
+    }
+}
+
+#[test]
 fn second_guard_on_an_interface_is_refused() {
     if !is_root("a second guard") {
         return;

@@ -256,6 +256,21 @@ fn guard_runs_without_privileges() {
 }
 
 #[test]
+fn monitor_runs_without_privileges() {
+    if !can_run("unprivileged monitor", &["ping"]) {
+        return;
+    }
+    let testbed = Testbed::shared();
+    let collector = ["--ipfix", SERVER_V4];
+    let arguments = ["monitor", "--iface", testbed.device(), "--cpu-share", "50"];
+    let monitor = Running::start(&mut tidegate(&testbed, &[&arguments[..], &collector].concat()));
+    monitor.assert_unprivileged();
+    pings(&testbed);
+    monitor.assert_unprivileged();
+    monitor.stop();
+}
+
+#[test]
 fn router_and_filter_run_without_privileges() {
     if !can_run("unprivileged router", &["ping"]) {
         return;

@@ -49,6 +49,8 @@ pub mod packet;
 pub mod pcap;
 pub mod process;
 #[cfg(any(feature = "packet", feature = "xdp"))]
+mod rx_missed;
+#[cfg(any(feature = "packet", feature = "xdp"))]
 #[cfg_attr(not(feature = "xdp"), allow(dead_code))]
 mod segments;
 pub mod sharded;

@@ -73,6 +73,14 @@ pub fn decode(raw: &RawHeader, len: usize) -> RxOffload {
     RxOffload { checksum, merged: raw[1] != 0, segment_bytes, split_bytes }
 }
 
+/// Payload bytes of each packet of a received frame that stands for several packets; 0 for a frame
+/// that is one packet.
+#[cfg(feature = "packet")]
+#[inline]
+pub fn segment_bytes(raw: &RawHeader) -> u16 {
+    if raw[1] == 0 { 0 } else { u16::from_ne_bytes([raw[4], raw[5]]) }
+}
+
 /// Makes the header of a frame to send, whose data is `bytes`. Segmentation is for TCP only.
 #[inline]
 pub fn encode(medium: Medium, frame: &Frame, bytes: &[u8]) -> RawHeader {

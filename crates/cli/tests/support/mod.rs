@@ -286,13 +286,7 @@ impl Testbed {
     /// As [`Testbed::start`], with another subcommand.
     pub fn start_command(&self, name: &str, arguments: &[&str]) -> Server {
         let mut command = self.server().command(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg(name).args(arguments).arg("--json").stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        assert!(line.starts_with("ready: "), "the server printed {line:?}");
-        Server { child, output }
+        Server::start(command.arg(name).args(arguments))
     }
 
     /// Runs a tool on the client's side and returns its standard output. Panics if the tool fails.
@@ -329,6 +323,16 @@ pub struct Server {
 }
 
 impl Server {
+    /// Starts a server command, which reports as JSON, and waits until it is ready.
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command.arg("--json").stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert!(line.starts_with("ready: "), "the server printed {line:?}");
+        Self { child, output }
+    }
+
     pub fn pid(&self) -> rustix::process::Pid {
         rustix::process::Pid::from_child(&self.child)
     }

@@ -32,9 +32,7 @@ mod requests;
 mod restorer;
 mod sys;
 
-#[cfg(feature = "xdp")]
-pub(crate) use self::access::is_sysfs_of;
-pub(crate) use self::access::{InterfaceId, Settings, SettingsAccess};
+pub(crate) use self::access::{InterfaceId, Settings, SettingsAccess, is_sysfs_of};
 pub use self::channel::{RestorerRole, UnknownRestorerRole};
 #[cfg(feature = "xdp")]
 pub(crate) use self::guard::Progress;

@@ -27,6 +27,11 @@ const JUMP: u16 = 0x05;
 const JUMP_IF_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
 
+/// Program that accepts every frame, cut to its first `bytes` bytes.
+pub const fn first_bytes(bytes: u32) -> [Instruction; 1] {
+    [Instruction { k: bytes, ..ACCEPT }]
+}
+
 const ACCEPT: Instruction = Instruction { code: RETURN, if_true: 0, if_false: 0, k: u32::MAX };
 const REJECT: Instruction = Instruction { code: RETURN, if_true: 0, if_false: 0, k: 0 };
 

@@ -20,6 +20,8 @@ mod config;
 mod divert;
 mod filter;
 mod gro_limit;
+mod open;
+mod passive;
 #[cfg(feature = "xdp")]
 mod reception;
 mod ring;
@@ -32,8 +34,7 @@ use tidegate_memory::{Arena, Checksum, Frame, FrameSize, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Medium};
 
 use crate::buffer::LINK_HEADER_BYTES;
-use crate::capabilities::RequiredCapabilities;
-use crate::netlink::{self, Interface};
+use crate::netlink::Interface;
 use crate::segments::{Segments, Splitter};
 #[cfg(feature = "xdp")]
 use crate::steering::{SharedRules, SteeringRule};
@@ -42,17 +43,12 @@ pub use config::{PacketConfig, PacketError, ReceiveMode, Steering};
 #[cfg(feature = "xdp")]
 pub use divert::PortDiverter;
 use gro_limit::GroLimit;
+use open::{open_socket, validate};
+pub use passive::{PassiveConfig, PassiveCounters, PassiveFrame, PassiveRing};
 #[cfg(feature = "xdp")]
 pub(crate) use reception::PacketReception;
 use ring::{NextFrame, RingReader};
 use sys::{BURST_FRAMES, Batch, Socket};
-
-/// Size of a ring block in bytes. A frame must fit in a block, also one that stands for several
-/// packets; small blocks fill early and so wait less.
-const BLOCK_BYTES: usize = 128 << 10;
-
-/// Block timeout: the shortest that the kernel supports.
-const BLOCK_TIMEOUT_MS: u32 = 1;
 
 /// Maximum number of frames that one receive reads beyond its quota: frames that are too long
 /// are dropped without using the quota, and must not stall it.
@@ -370,31 +366,6 @@ impl PacketDevice {
     }
 }
 
-fn validate(config: &PacketConfig, interface: &Interface) -> Result<(), PacketError> {
-    if interface.medium != Some(Medium::Ethernet) {
-        return Err(PacketError::NotEthernet(interface.name.clone()));
-    }
-    if !interface.up {
-        return Err(PacketError::Down(interface.name.clone()));
-    }
-    if !((64 << 10)..=(1 << 30)).contains(&config.buffer_bytes) {
-        return Err(PacketError::BufferSize(config.buffer_bytes));
-    }
-    let Steering::Addresses(wanted) = &config.steering else { return Ok(()) };
-    // The kernel answers for its addresses on every interface.
-    for other in Interface::all()? {
-        for owned in netlink::addresses(other.index)? {
-            if wanted.contains(&owned.address()) {
-                return Err(PacketError::SharedAddress {
-                    address: owned.address(),
-                    interface: other.name,
-                });
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Shares the flows with other network cores, and returns the devices of these: none if that is not
 /// possible.
 fn share_flows(config: &PacketConfig, socket: &Socket) -> Vec<PacketConfig> {
@@ -409,63 +380,6 @@ fn share_flows(config: &PacketConfig, socket: &Socket) -> Vec<PacketConfig> {
     let Ok(group) = socket.join_fanout(None) else { return Vec::new() };
     vec![config.clone().cores(1).fanout(group); config.cores - 1]
 }
-
-/// Opens and configures the socket, in the order that the kernel requires.
-fn open_socket(
-    config: &PacketConfig,
-    interface: &Interface,
-    #[cfg(feature = "xdp")] diverter: Option<&mut PortDiverter>,
-) -> Result<(Socket, Receiver), PacketError> {
-    let step = |step: &'static str| {
-        let interface = interface.name.clone();
-        move |source| PacketError::Setup { step, interface, source }
-    };
-    let socket = Socket::open().map_err(|source| match source.kind() {
-        io::ErrorKind::PermissionDenied => {
-            PacketError::Permission(RequiredCapabilities::PACKET.explain())
-        }
-        _ => step("open a packet socket")(source),
-    })?;
-    socket
-        .set_packet(libc::PACKET_VNET_HDR, 1)
-        .map_err(step("turn on virtio headers (PACKET_VNET_HDR)"))?;
-    socket
-        .set_packet(libc::PACKET_AUXDATA, 1)
-        .map_err(step("turn on VLAN tags (PACKET_AUXDATA)"))?;
-    socket
-        .set_packet(PACKET_IGNORE_OUTGOING, 1)
-        .map_err(step("ignore sent frames (PACKET_IGNORE_OUTGOING, Linux 4.20)"))?;
-    // The kernel does not segment frames that bypass the queueing discipline.
-    if config.qdisc_bypass && !config.segmentation {
-        socket
-            .set_packet(libc::PACKET_QDISC_BYPASS, 1)
-            .map_err(step("bypass the queueing discipline"))?;
-    }
-    if let Steering::Addresses(addresses) = &config.steering {
-        socket
-            .attach_filter(&filter::for_addresses(addresses))
-            .map_err(step("attach a socket filter"))?;
-    }
-    #[cfg(feature = "xdp")]
-    if let Some(diverter) = diverter {
-        diverter.filter(&socket).map_err(step("attach a socket filter"))?;
-    }
-    socket.set_buffers(config.buffer_bytes).map_err(step("set the socket buffers"))?;
-    let receiver = match config.receive {
-        ReceiveMode::Syscalls => Receiver::Syscalls,
-        ReceiveMode::Ring => {
-            let blocks = config.buffer_bytes.div_ceil(BLOCK_BYTES).max(2);
-            let ring = socket
-                .map_ring(BLOCK_BYTES, blocks, BLOCK_TIMEOUT_MS)
-                .map_err(step("create a TPACKET_V3 ring (use a smaller buffer)"))?;
-            Receiver::Ring(RingReader::new(ring))
-        }
-    };
-    Ok((socket, receiver))
-}
-
-/// Socket option that the `libc` crate does not have yet.
-const PACKET_IGNORE_OUTGOING: i32 = 23;
 
 /// Turns a filled buffer into a received frame. Frees the buffer and returns `None` when the
 /// frame does not fit: truncated, or several packets that were coalesced.
@@ -565,7 +479,7 @@ impl PacketDevice {
             NextFrame::Frame(frame) => frame,
         };
         let header = vnet::decode(&ring_frame.vnet, ring_frame.data.len());
-        let (vlan, truncated) = (ring_frame.vlan, ring_frame.truncated);
+        let (vlan, truncated) = (ring_frame.vlan, ring_frame.is_truncated());
         if header.merged && !truncated {
             splitter.push_part(ring_frame.data);
             begin_split(splitter, header, arena.max_data_bytes(), counters);

@@ -26,12 +26,19 @@ const HEADER_BYTES: usize = 48;
 pub struct RingFrame<'a> {
     /// Bytes that the kernel captured.
     pub data: &'a [u8],
-    /// True when the frame was longer than the captured bytes.
-    pub truncated: bool,
+    /// Bytes of the frame.
+    pub len: usize,
     /// The virtio header.
     pub vnet: vnet::RawHeader,
     /// VLAN tag that the kernel removed: protocol and tag control information.
     pub vlan: Option<(u16, u16)>,
+}
+
+impl RingFrame<'_> {
+    /// True when the frame was longer than the captured bytes.
+    pub fn is_truncated(&self) -> bool {
+        self.len > self.data.len()
+    }
 }
 
 /// Result of [`RingReader::next`].
@@ -142,8 +149,8 @@ fn parse_frame(block: &[u8], at: usize) -> Option<(RingFrame<'_>, usize)> {
     } else {
         Some((half(header, VLAN_PROTOCOL)?, word(header, VLAN_TAG)? as u16))
     };
-    let truncated = word(header, LEN)? as usize > kept;
-    Some((RingFrame { data, truncated, vnet, vlan }, word(header, NEXT)? as usize))
+    let len = word(header, LEN)? as usize;
+    Some((RingFrame { data, len, vnet, vlan }, word(header, NEXT)? as usize))
 }
 
 #[cfg(test)]
@@ -166,7 +173,8 @@ mod tests {
         block.resize(60, 7);
         block.extend(b"abcdef");
         let (frame, advance) = parse_frame(&block, 0).unwrap();
-        assert_eq!((frame.data, frame.truncated, advance), (&b"abc"[..], true, 128));
+        assert_eq!((frame.data, frame.len, advance), (&b"abc"[..], 5, 128));
+        assert!(frame.is_truncated());
         assert_eq!(frame.vnet[9], 7);
         assert_eq!(frame.vlan, None);
     }

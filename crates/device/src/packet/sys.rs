@@ -28,7 +28,6 @@ const PACKET_FANOUT_FLAG_UNIQUEID: libc::c_uint = 0x2000;
 
 /// A protocol that no program uses: the first of IEEE 802 for local experiments. No protocol at all
 /// would keep the current one.
-#[cfg(feature = "xdp")]
 const UNUSED_PROTOCOL: u16 = 0x88b5;
 
 impl Socket {
@@ -110,7 +109,6 @@ impl Socket {
 
     /// Stops receiving. Frames that have arrived stay readable. Waits until no processor hands a
     /// frame to the socket.
-    #[cfg(feature = "xdp")]
     pub fn unbind(&self, index: u32) -> io::Result<()> {
         self.bind_to(index, UNUSED_PROTOCOL)
     }
@@ -148,11 +146,17 @@ impl Socket {
     /// Frames that the kernel dropped since the last call, because the ring or the socket buffer
     /// was full.
     pub fn take_drops(&self) -> io::Result<u64> {
+        self.take_statistics().map(|(_, dropped)| dropped)
+    }
+
+    /// Frames that the filter has accepted since the last call, and those of them that the kernel
+    /// dropped.
+    pub fn take_statistics(&self) -> io::Result<(u64, u64)> {
         // SAFETY: all zero is a valid `tpacket_stats_v3`.
         let mut stats: libc::tpacket_stats_v3 = unsafe { mem::zeroed() };
         // Sockets without a V3 ring fill the first two of its fields.
         self.read_packet(libc::PACKET_STATISTICS, &mut stats)?;
-        Ok(u64::from(stats.tp_drops))
+        Ok((u64::from(stats.tp_packets), u64::from(stats.tp_drops)))
     }
 
     /// Joins a fanout group that distributes flows by hash: this group, or a new one. Returns the

@@ -11,6 +11,7 @@ use tidegate_wire::Medium;
 use super::steering::Steering;
 use super::umem::Umem;
 use super::{XdpError, sys};
+use crate::interface_settings::InterfaceId;
 use crate::netlink::{Interface, NetdevSocket};
 
 /// Hook in the kernel at which the XDP program runs.
@@ -243,6 +244,13 @@ pub(super) struct TargetInterface {
     pub is_veth: bool,
     /// Frames may come from this machine, as [`Interface::has_local_peers`] says.
     pub has_local_peers: bool,
+}
+
+impl TargetInterface {
+    /// Identity of the interface.
+    pub fn id(&self) -> InterfaceId {
+        InterfaceId { index: self.index, mac: self.mac }
+    }
 }
 
 impl TargetInterface {

@@ -13,12 +13,12 @@ use super::irq_deferral::{IrqDeferral, TimeoutChange};
 use super::napi::NapiPoller;
 use super::program::SocketMap;
 use super::queue::{Polling, Queue};
-use super::rx_missed::RxMissedCounters;
 use super::segment_sender::SegmentSender;
 use super::softirq_mode::{CHECK_INTERVAL, SoftirqMode};
 #[cfg(feature = "packet")]
 use super::streams::TrafficTotals;
 use super::traffic::TrafficMonitor;
+use crate::rx_missed::RxMissedCounters;
 use crate::{Burst, Capabilities, Device, DeviceCounters};
 
 /// Maximum time that an application is assumed to need for one burst, in nanoseconds: the

@@ -8,7 +8,7 @@ use rustix::event::epoll;
 
 use super::BusyPoll;
 use super::config::TargetInterface;
-use crate::interface_settings::{InterfaceId, Progress, Settings, SettingsAccess, SettingsGuard};
+use crate::interface_settings::{Progress, Settings, SettingsAccess, SettingsGuard};
 use crate::netlink::NapiSettings;
 
 /// Minimum flush timeout while receiving is paused, in nanoseconds. Exceeds the period of a
@@ -57,7 +57,7 @@ impl IrqDeferral {
     /// Neither `/sys` nor netlink accepts the settings, or another process has changed them.
     /// Nothing is changed then.
     pub(super) fn set(target: &TargetInterface, settings: &BusyPoll) -> io::Result<Self> {
-        let interface = InterfaceId { index: target.index, mac: target.mac };
+        let interface = target.id();
         let access = match &target.napis {
             Some(napis) => SettingsAccess::to_napis(Some(napis.clone()))?,
             None => SettingsAccess::to_deferral(&interface)?,

@@ -30,7 +30,6 @@ mod program;
 mod queue;
 mod ring;
 pub(crate) mod rules;
-mod rx_missed;
 mod segment_sender;
 mod socket;
 mod softirq_mode;

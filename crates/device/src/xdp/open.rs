@@ -16,13 +16,13 @@ use super::napi::NapiPoller;
 use super::path_switch::PathSwitch;
 use super::program::{SocketMap, SteeringProgram};
 use super::queue::{Queue, QueueSettings};
-use super::rx_missed::RxMissedCounters;
 use super::segment_sender::SegmentSender;
 use super::socket::{Binding, XdpSocket};
 use super::umem::Umem;
 use super::{AttachMode, CopyMode, XdpConfig, XdpDevice, XdpError};
 use crate::bpf::system_error;
 use crate::capabilities::RequiredCapabilities;
+use crate::rx_missed::RxMissedCounters;
 use crate::{Capabilities, Medium};
 
 /// Opens a device. On success `loaded` is left empty; on failure it holds the program.
@@ -194,7 +194,7 @@ fn open_queues(
         irq_deferral,
         readiness,
         data_path,
-        rx_missed: RxMissedCounters::open(target),
+        rx_missed: RxMissedCounters::open(&target.name, target.id(), target.is_veth),
         capabilities: capabilities(target),
     })
 }

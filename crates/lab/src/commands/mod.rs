@@ -16,6 +16,7 @@ mod hostile;
 mod livelock;
 mod lock_contention;
 mod mlfrr;
+mod monitor;
 mod papers_livelock;
 mod protect;
 mod reader_scaling;
@@ -118,6 +119,9 @@ pub(crate) enum Lab {
     /// Forwarding rate against offered load, with and without a packet filter, in each mode and
     /// with each quota of Mogul and Ramakrishnan
     Router(router::RouterLab),
+    /// Packets that a passive monitor counts against packets offered: Tidegate, tcpdump, and a reader
+    /// that only counts; and the processor share that they leave to a program on their core
+    Monitor(monitor::MonitorLab),
     /// CPU share left to a compute-bound process beside the router
     #[command(alias = "share")]
     CpuShare(cpu_share::CpuShareLab),
@@ -181,7 +185,11 @@ pub(crate) fn clean_up_on_signal(
 
 impl Lab {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        clean_up_on_signal(|| self.run_experiment())
+        match self {
+            // Signals end this process of an experiment with a report.
+            Lab::Monitor(lab) if lab.is_reader() => lab.run(),
+            experiment => clean_up_on_signal(|| experiment.run_experiment()),
+        }
     }
 
     fn run_experiment(self) -> Result<(), Failure> {
@@ -215,6 +223,7 @@ impl Lab {
             Lab::ReaderScaling(lab) => lab.run(),
             Lab::LockContention(lab) => lab.run(),
             Lab::Router(lab) => lab.run(),
+            Lab::Monitor(lab) => lab.run(),
             Lab::CpuShare(lab) => lab.run(),
             Lab::Protect(lab) => lab.run(),
             Lab::Guard(lab) => lab.run(),

@@ -223,19 +223,33 @@ fn parse_receive_softirqs(text: &str, core: usize) -> Option<u64> {
 /// # Errors
 /// When there is no such process.
 pub fn process_ticks(pid: u32) -> Result<u64, LabError> {
+    read_process_ticks(pid).map(|(user, system)| user + system)
+}
+
+/// CPU time of a process in user mode, with all its threads, in ticks: without the interrupts
+/// during its time.
+///
+/// # Errors
+/// When there is no such process.
+pub fn user_ticks(pid: u32) -> Result<u64, LabError> {
+    read_process_ticks(pid).map(|(user, _)| user)
+}
+
+fn read_process_ticks(pid: u32) -> Result<(u64, u64), LabError> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).map_err(LabError::file(Path::new(&path)))?;
     parse_process_ticks(&text)
         .ok_or_else(|| LabError::Config(format!("{path} has an unknown format")))
 }
 
-fn parse_process_ticks(stat: &str) -> Option<u64> {
+/// User and system time.
+fn parse_process_ticks(stat: &str) -> Option<(u64, u64)> {
     // The name in parentheses may itself contain parentheses: the fields begin after the last
     // one. proc(5): utime is field 14, stime field 15.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let utime: u64 = fields.get(11)?.parse().ok()?;
     let stime: u64 = fields.get(12)?.parse().ok()?;
-    Some(utime + stime)
+    Some((utime, stime))
 }
 
 /// Ticks per second in the counts of `/proc`.
@@ -299,7 +313,7 @@ mod tests {
     #[test]
     fn parses_process_name_with_parentheses() {
         let stat = "7 (a) b) c) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0";
-        assert_eq!(parse_process_ticks(stat), Some(42));
+        assert_eq!(parse_process_ticks(stat), Some((30, 12)));
         assert_eq!(parse_process_ticks("7 nothing"), None);
     }
 

@@ -133,10 +133,15 @@ impl ServerProcess {
     }
 
     /// Stops the server and returns the counters that Tidegate's servers print on exit.
-    pub fn stop(mut self) -> Option<Value> {
-        self.end();
-        let output = self.output.take()?.join().ok()?;
+    pub fn stop(self) -> Option<Value> {
+        let output = self.stop_with_output()?;
         output.lines().rev().find_map(|line| serde_json::from_str(line).ok())
+    }
+
+    /// Stops the server and returns its output after the first line.
+    pub(crate) fn stop_with_output(mut self) -> Option<String> {
+        self.end();
+        self.output.take()?.join().ok()
     }
 
     fn end(&mut self) {

@@ -5,25 +5,24 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::config::TargetInterface;
 use crate::interface_settings::{InterfaceId, is_sysfs_of};
 
 /// Counters of frames missed by the RX ring, by the names in
 /// `/sys/class/net/DEVICE/statistics`.
 ///
 /// Frames dropped by the program on the interface are not included.
-pub(super) struct RxMissedCounters(Vec<File>);
+pub(crate) struct RxMissedCounters(Vec<File>);
 
 impl RxMissedCounters {
     /// Opens the counters. The set is empty if `/sys` shows another network namespace.
-    pub(super) fn open(target: &TargetInterface) -> Self {
-        let directory = Path::new("/sys/class/net").join(&target.name);
-        let interface = InterfaceId { index: target.index, mac: target.mac };
+    pub(crate) fn open(name: &str, interface: InterfaceId, is_veth: bool) -> Self {
+        let directory = Path::new("/sys/class/net").join(name);
         if !is_sysfs_of(&directory, &interface) {
             return Self(Vec::new());
         }
-        // `rx_dropped` counts other causes as well, except on veth, where it counts the full ring.
-        let names: &[&str] = match target.is_veth {
+        // `rx_dropped` counts other causes as well. On veth these are frames of VLANs that the
+        // kernel has no interface for.
+        let names: &[&str] = match is_veth {
             true => &["rx_dropped"],
             false => &["rx_missed_errors", "rx_fifo_errors", "rx_over_errors"],
         };
@@ -32,12 +31,13 @@ impl RxMissedCounters {
     }
 
     /// True if the device has such counters.
-    pub(super) fn is_available(&self) -> bool {
+    #[cfg(feature = "xdp")]
+    pub(crate) fn is_available(&self) -> bool {
         !self.0.is_empty()
     }
 
     /// Frames missed so far.
-    pub(super) fn read(&self) -> io::Result<u64> {
+    pub(crate) fn read(&self) -> io::Result<u64> {
         let number = |file: &File| -> io::Result<u64> {
             let mut text = [0; 24];
             let len = file.read_at(&mut text, 0)?;
