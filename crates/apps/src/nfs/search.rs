@@ -13,9 +13,10 @@ use super::names::Location;
 /// Directory entries that a search reads at most: some 50 ms.
 const MAX_ENTRIES: usize = 65_536;
 
-/// After a search without success the next waits this many times as long as that search took, so
-/// that invented handles cost little.
-const WAIT_FACTOR: u32 = 8;
+/// Time that searches without success may take at once, and the part of the time that they may take
+/// from then on: invented handles cost no more.
+const MAX_VAIN: Duration = Duration::from_millis(100);
+const VAIN_DIVISOR: u32 = 8;
 
 /// Bytes of directory entries read at a time.
 const BUFFER_BYTES: usize = 16 << 10;
@@ -24,22 +25,23 @@ const BUFFER_BYTES: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Search {
     began: Option<Instant>,
-    not_before: Option<Instant>,
+    /// Time of searches without success, less what has been allowed since.
+    vain: Duration,
 }
 
 impl Search {
-    /// Begins a search, unless the last one without success was just now.
+    /// Begins a search, unless too many were without success.
     pub(super) fn may_begin(&mut self) -> bool {
         let now = Instant::now();
-        self.began = Some(now);
-        self.not_before.is_none_or(|not_before| not_before <= now)
+        let since_last = self.began.replace(now).map_or(Duration::ZERO, |last| now - last);
+        self.vain = self.vain.saturating_sub(since_last / VAIN_DIVISOR);
+        self.vain < MAX_VAIN
     }
 
     /// Ends a search.
     pub(super) fn on_end(&mut self, has_found: bool) {
-        let took = self.began.take().map_or(Duration::ZERO, |began| began.elapsed());
-        if !has_found {
-            self.not_before = Some(Instant::now() + took * WAIT_FACTOR);
+        if !has_found && let Some(began) = self.began {
+            self.vain += began.elapsed();
         }
     }
 }

@@ -161,7 +161,7 @@ fn execute_nfs(
         NFSPROC3_LINK => refuse_write(3, reply),
         NFSPROC3_SETATTR | NFSPROC3_WRITE | NFSPROC3_CREATE | NFSPROC3_MKDIR | NFSPROC3_SYMLINK
         | NFSPROC3_MKNOD | NFSPROC3_REMOVE | NFSPROC3_RMDIR | NFSPROC3_COMMIT => {
-            refuse_write(2, reply)
+            refuse_write(2, reply);
         }
     }
     Ok(())

@@ -1,4 +1,6 @@
-//! Mogul and Ramakrishnan (1996): receive livelock, on a service and on a router.
+//! Mogul and Ramakrishnan (1996): receive livelock, on a service, on a router and on a network
+//! file service.
 
 pub mod livelock;
+pub mod nfs;
 pub mod router;
