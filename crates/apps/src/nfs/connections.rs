@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_longest_silent_of_the_source_with_most_ends() {
+    async fn evicts_the_silent_connection_of_the_largest_source() {
         let connections = Arc::new(Connections::default());
         let limits = limits(3, 1000);
         let alone = connections.add(peer(1), &limits);

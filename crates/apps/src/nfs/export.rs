@@ -6,24 +6,14 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nfs3_types::nfs3::nfsstat3;
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Statx, open, openat, openat2};
+use rustix::fs::{FileType, Mode, OFlags, Statx, open, openat, openat2};
 use rustix::io::Errno;
 
 use super::attributes::{attributes_at, attributes_of, file_type};
 use super::handle::FileHandle;
 use super::names::{Location, Names};
-use super::search::{Search, find};
+use super::search::{MAX_DEPTH, RESOLVE, Search, find};
 use super::status::status_of;
-
-/// No path and no symbolic link leads out of the directory, and no path into another file system,
-/// where file numbers would be others.
-pub(super) const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
-    .union(ResolveFlags::NO_SYMLINKS)
-    .union(ResolveFlags::NO_MAGICLINKS)
-    .union(ResolveFlags::NO_XDEV);
-
-/// Directories between the top one and a file at most.
-pub(super) const MAX_DEPTH: usize = 256;
 
 /// Longest name of a file.
 const MAX_NAME_BYTES: usize = 255;

@@ -109,16 +109,14 @@ pub(super) fn read_link(export: &Export, mut arguments: Arguments<'_>) -> Outcom
     }))
 }
 
-/// Part of a file.
-pub(super) struct Part {
+/// ReadReply of a file.
+pub(super) struct ReadReply {
     attributes: post_op_attr,
     is_last: bool,
     data: Vec<u8>,
 }
 
-/// Encodes the data behind the attributes without a copy of `Part`'s own type: the crate's type
-/// for this reply would borrow the data.
-impl Pack for Part {
+impl Pack for ReadReply {
     fn packed_size(&self) -> usize {
         self.attributes.packed_size() + 8 + Opaque::borrowed(&self.data).packed_size()
     }
@@ -130,7 +128,7 @@ impl Pack for Part {
     }
 }
 
-pub(super) fn read(export: &Export, mut arguments: Arguments<'_>) -> Outcome<Part> {
+pub(super) fn read(export: &Export, mut arguments: Arguments<'_>) -> Outcome<ReadReply> {
     let handle = parse_handle(&mut arguments)?;
     let (offset, count) = (arguments.u64()?, arguments.u32()?);
     Ok(handle.and_then(|handle| {
@@ -145,7 +143,7 @@ pub(super) fn read(export: &Export, mut arguments: Arguments<'_>) -> Outcome<Par
         let read = read_at(&opened.file, &mut data, offset).map_err(status_of)?;
         let is_last = read < data.len() || offset + read as u64 >= opened.stat.stx_size;
         data.truncate(read);
-        Ok(Part { attributes: some_attributes(&opened.stat), is_last, data })
+        Ok(ReadReply { attributes: some_attributes(&opened.stat), is_last, data })
     }))
 }
 

@@ -4,11 +4,20 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Mode, OFlags, RawDir, openat2};
+use rustix::fs::{FileType, Mode, OFlags, RawDir, ResolveFlags, openat2};
 
-use super::export::{MAX_DEPTH, RESOLVE};
 use super::handle::FileHandle;
 use super::names::Location;
+
+/// No path and no symbolic link leads out of the directory, and no path into another file system,
+/// where file numbers would be others.
+pub(super) const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_XDEV);
+
+/// Directories between the top one and a file at most.
+pub(super) const MAX_DEPTH: usize = 256;
 
 /// Directory entries that a search reads at most: some 50 ms.
 const MAX_ENTRIES: usize = 65_536;
