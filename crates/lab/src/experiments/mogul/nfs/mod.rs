@@ -298,10 +298,14 @@ fn conclude(cases: &[Case], result: &mut Experiment) {
         result.figure(&name, round_to_thousandths(case.floor(|_| true)));
     }
     let own = || cases.iter().filter(|case| case.server == own_server);
-    let floors: [(&str, fn(Load) -> bool); 2] =
-        [("nfs_floor", |_| true), ("nfs_floor_line_rate", is_up_to_line_rate)];
-    for (figure, is_counted) in floors {
-        if let Some(floor) = own().map(|case| case.floor(is_counted)).reduce(f64::min) {
+    let floor = |case: &Case| case.floor(|_| true);
+    let floor_line_rate = |case: &Case| case.floor(is_up_to_line_rate);
+    let floors = [
+        ("nfs_floor", own().map(floor).reduce(f64::min)),
+        ("nfs_floor_line_rate", own().map(floor_line_rate).reduce(f64::min)),
+    ];
+    for (figure, floor) in floors {
+        if let Some(floor) = floor {
             result.figure(figure, round_to_thousandths(floor));
         }
     }
