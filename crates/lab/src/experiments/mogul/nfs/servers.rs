@@ -23,6 +23,21 @@ const FILE_BYTES: usize = 16 << 20;
 const NFS_PORT: u16 = 2049;
 const GANESHA_MOUNT_PORT: u16 = 20_048;
 
+/// Runs the port mapper and the program of the arguments, both with a `/run` of their own, until the
+/// program ends or SIGTERM comes.
+const GANESHA_SCRIPT: &str = r#"
+mount -t tmpfs tmpfs /run && mkdir /run/rpcbind || exit
+rpcbind -f >/dev/null 2>&1 &
+mapper=$!
+until [ -S /run/rpcbind.sock ]; do sleep 0.05; done
+"$@" >/dev/null 2>&1 &
+server=$!
+trap 'kill $server $mapper' TERM
+wait $server
+kill $mapper 2>/dev/null
+wait
+"#;
+
 /// Time limit for one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -126,8 +141,7 @@ impl NfsServer {
         Ok(RunningServer { process, address, _folder: folder })
     }
 
-    /// Ganesha registers with a port mapper, which clients do not ask. Both run with a `/run` of
-    /// their own.
+    /// Ganesha registers with a port mapper, which clients do not ask.
     fn start_ganesha(
         self,
         testbed: &FloodTestbed,
@@ -136,13 +150,13 @@ impl NfsServer {
         let root = folder.path().display().to_string();
         let config = folder.path().join("ganesha.conf");
         fs::write(&config, ganesha_config(&root)).map_err(LabError::file(&config))?;
-        let script = format!(
-            "mount -t tmpfs tmpfs /run && mkdir /run/rpcbind && rpcbind && \
-             exec ganesha.nfsd -F -f {root}/ganesha.conf -L {root}/log -p {root}/pid -N NIV_CRIT"
-        );
         let end = &testbed.pair.b;
         let mut command = end.namespace.command_on_core(testbed.server_core, "unshare");
-        command.args(["--mount", "sh", "-c", &script]);
+        command.args(["--mount", "sh", "-c", GANESHA_SCRIPT, "sh"]);
+        command.args(["ganesha.nfsd", "-F", "-N", "NIV_CRIT"]);
+        for (flag, file) in [("-f", "ganesha.conf"), ("-L", "log"), ("-p", "pid")] {
+            command.arg(flag).arg(folder.path().join(file));
+        }
         let mut process = ServerProcess::start("ganesha.nfsd", &mut command)?;
         let target = SocketAddr::from((self.address(), NFS_PORT));
         let connects = || TcpStream::connect_timeout(&target, CONNECT_TIMEOUT).is_ok();
