@@ -4,7 +4,7 @@
 //! sockets. [`dns::DnsServer`], [`echo::Echo`] and [`work::Work`] are responders. [`embedded`] and
 //! [`readers`] run them on Tidegate, [`kernel`] on kernel sockets.
 //!
-//! [`streams`] and [`http`] serve TCP connections; [`kernel_streams`] and [`kernel_uring`] are
+//! [`streams`], [`http`] and [`nfs`] serve TCP connections; [`kernel_streams`] and [`kernel_uring`] are
 //! their counterparts on kernel sockets.
 //!
 //! A [`router`] forwards packets, and may ask a packet [`filter`] about each of them. A [`monitor`]
@@ -23,10 +23,12 @@ pub mod kernel_streams;
 pub mod kernel_uring;
 mod messages;
 pub mod monitor;
+pub mod nfs;
 pub mod readers;
 mod responder;
 pub mod router;
 mod slots;
+mod source;
 pub mod streams;
 pub mod work;
 

@@ -19,6 +19,7 @@ struct ConfigFile {
     dns: toml::Table,
     echo: toml::Table,
     http: toml::Table,
+    nfs: toml::Table,
     gate: toml::Table,
     admission: Option<admission::Config>,
 }
@@ -69,6 +70,7 @@ pub(crate) fn merge_file<S: Section>(flags: S, file: Option<&Path>) -> Result<S,
         "dns" => file.dns,
         "gate" => file.gate,
         "http" => file.http,
+        "nfs" => file.nfs,
         _ => file.echo,
     };
     // Deserialized alone first, so that an error in the file is reported as the file's.

@@ -103,13 +103,20 @@ fn fetches(testbed: &Testbed) {
     }
 }
 
+fn reads(testbed: &Testbed) {
+    for server in [SERVER_V4, SERVER_V6] {
+        let url = format!("nfs://{server}/./small?nfsport=2049&mountport=2049");
+        assert_eq!(testbed.tool("timeout", &["20", "nfs-cat", &url]), "high water\n");
+    }
+}
+
 fn pings(testbed: &Testbed) {
     for server in [SERVER_V4, SERVER_V6] {
         testbed.tool("ping", &["-c", "1", "-W", "10", server]);
     }
 }
 
-/// Checks DNS, HTTP and echo servers with these flags.
+/// Checks DNS, HTTP, NFS and echo servers with these flags.
 fn check_servers(testbed: &Testbed, kind: DeviceKind, flags: &[&str]) {
     let (zone, root) = (zone(), files());
     let root = root.path().to_str().unwrap();
@@ -122,12 +129,13 @@ fn check_servers(testbed: &Testbed, kind: DeviceKind, flags: &[&str]) {
     };
     check(&["dns", "--zone", &zone], &|| looks_up(testbed, "www.example.test"));
     check(&["http", "--root", root], &|| fetches(testbed));
+    check(&["nfs", "--directory", root], &|| reads(testbed));
     check(&["echo"], &|| pings(testbed));
     check(&["echo", "--tcp"], &|| pings(testbed));
 }
 
 fn has_tools(test: &str) -> bool {
-    can_run(test, &["kdig", "curl", "ping"])
+    can_run(test, &["kdig", "curl", "nfs-cat", "ping"])
 }
 
 #[test]
@@ -169,6 +177,9 @@ fn servers_on_kernel_sockets_run_without_privileges() {
     };
     let server = start(&["http", "--root", root]);
     fetches(&testbed);
+    server.stop();
+    let server = start(&["nfs", "--directory", root]);
+    reads(&testbed);
     server.stop();
     let question = ["@10.9.0.2", "+short", "+retry=0", "+timeout=10", "www.example.test", "A"];
     for readers in ["1", "2"] {

@@ -3,7 +3,7 @@
 //! A set is a kernel epoll with the kernel's members, and a [`Poll`] with Tidegate's members.
 //! Waiting collects events from both.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -33,6 +33,9 @@ pub(crate) struct Epoll {
     fd: i32,
     /// Tidegate's part, created with the first member.
     poll: OnceLock<Poll>,
+    /// The same for the second of two descriptors of one socket, which a [`Poll`] holds once.
+    second_poll: OnceLock<Poll>,
+    is_seconds_turn: AtomicBool,
     members: Mutex<Members>,
     has_nested: AtomicBool,
     /// Number of threads that wait for the kernel epoll alone.
@@ -45,6 +48,8 @@ pub(crate) struct Epoll {
 #[derive(Default)]
 pub(crate) struct Members {
     sockets: MemberTable<Socket>,
+    /// Slots of the members in the second poll.
+    in_second_poll: HashSet<usize>,
     /// Members of the kernel, some of which may move to Tidegate: events and data.
     kernel_fds: HashMap<i32, (u32, u64)>,
     nested: Vec<NestedSet>,
@@ -101,6 +106,8 @@ impl Epoll {
         let epoll = Arc::new(Self {
             fd,
             poll: OnceLock::new(),
+            second_poll: OnceLock::new(),
+            is_seconds_turn: AtomicBool::new(false),
             members: Mutex::default(),
             has_nested: AtomicBool::new(false),
             kernel_waiters: AtomicU32::new(0),
@@ -119,6 +126,10 @@ impl Epoll {
             self.wake_kernel_waiters();
         }
         poll
+    }
+
+    fn second_poll(&self, net: &Net) -> &Poll {
+        self.second_poll.get_or_init(|| Poll::new(net))
     }
 
     /// Wakes the threads that wait for the kernel alone.
@@ -167,8 +178,10 @@ impl Epoll {
         data: u64,
     ) -> io::Result<()> {
         let mut members = lock(&self.members);
-        let (poll, source) = (self.poll(socket.net), socket.source());
+        let source = socket.source();
         let found = members.sockets.find(fd, socket);
+        let is_second = found.is_some_and(|slot| members.in_second_poll.contains(&slot));
+        let poll = if is_second { self.second_poll(socket.net) } else { self.poll(socket.net) };
         let missing = || io::Error::from_raw_os_error(libc::ENOENT);
         let present = found.and_then(|slot| members.sockets.get(slot));
         check_exclusive(operation, events, present.map(|member| member.events))?;
@@ -178,10 +191,19 @@ impl Epoll {
                     return Err(io::Error::from_raw_os_error(libc::EEXIST));
                 }
                 let slot = members.sockets.insert(fd, Arc::downgrade(socket), events, data);
-                let added = socket.net.batch(|batch| {
-                    batch.register(poll, source, Token(slot), interest(events))?;
-                    batch.set_trigger(poll, source, trigger(events))
-                })?;
+                // Of an earlier member in this slot.
+                members.in_second_poll.remove(&slot);
+                let register = |poll: &Poll| {
+                    socket.net.batch(|batch| {
+                        batch.register(poll, source, Token(slot), interest(events))?;
+                        batch.set_trigger(poll, source, trigger(events))
+                    })?
+                };
+                let mut added = register(poll);
+                if added.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+                    added = register(self.second_poll(socket.net));
+                    members.in_second_poll.insert(slot);
+                }
                 if let Err(error) = added {
                     members.sockets.remove(fd);
                     return Err(error);
@@ -261,20 +283,23 @@ impl Epoll {
             // Fails when the kernel epoll has the descriptor already.
             let _ = kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, fd, events, data);
         }
-        if let Some(poll) = self.poll.get() {
+        let is_second = members.in_second_poll.remove(&slot);
+        let poll = if is_second { self.second_poll.get() } else { self.poll.get() };
+        if let Some(poll) = poll {
             // The registration also ends with its socket.
             let _ = socket.net.batch(|batch| batch.deregister(poll, socket.source()));
         }
     }
 
-    /// Tidegate's part, for a caller that waits for the set itself.
-    pub(crate) fn tidegate_poll(&self) -> Option<&Poll> {
-        self.poll.get()
+    /// Tidegate's part, for a caller that waits for the set itself. Empty without members of
+    /// Tidegate.
+    pub(crate) fn tidegate_polls(&self) -> impl Iterator<Item = &Poll> {
+        self.poll.get().into_iter().chain(self.second_poll.get())
     }
 
     /// True when Tidegate's part has events.
     pub(crate) fn is_ready(&self) -> bool {
-        self.tidegate_poll().is_some_and(|poll| poll.readiness().readable)
+        self.tidegate_polls().any(|poll| poll.readiness().readable)
     }
 
     /// `epoll_pwait2`: writes events and returns their number.
@@ -303,8 +328,8 @@ impl Epoll {
         let mut kernel = KernelWaiter::new(vec![on_kernel], mask.copied());
         loop {
             let inner = self.nested_sets();
-            let inner = inner.iter().filter_map(|(inner, ..)| inner.tidegate_poll());
-            let polls = self.tidegate_poll().into_iter().chain(inner);
+            let inner = inner.iter().flat_map(|(inner, ..)| inner.tidegate_polls());
+            let polls = self.tidegate_polls().chain(inner);
             let sources: Vec<(&dyn Source, Interest)> =
                 polls.map(|poll| (poll as &dyn Source, Interest::Readable)).collect();
             let found = net.wait(&sources, remaining(), &mut kernel)?;
@@ -397,10 +422,18 @@ impl Epoll {
     }
 
     fn collect_ready_sockets(&self, events: &mut [epoll_event]) -> usize {
-        let Some(poll) = self.poll.get() else { return 0 };
-        let mut found: Vec<Ready> = Vec::new();
-        poll.collect_ready(&mut found, events.len());
-        lock(&self.members).sockets.write_events(&found, events)
+        let mut polls = [self.poll.get(), self.second_poll.get()];
+        // A caller that takes few events at a time must not starve either.
+        if self.is_seconds_turn.fetch_xor(true, Ordering::Relaxed) {
+            polls.reverse();
+        }
+        let mut count = 0;
+        for poll in polls.into_iter().flatten() {
+            let mut found: Vec<Ready> = Vec::new();
+            poll.collect_ready(&mut found, events.len() - count);
+            count += lock(&self.members).sockets.write_events(&found, &mut events[count..]);
+        }
+        count
     }
 }
 

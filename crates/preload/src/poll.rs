@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::{pollfd, sigset_t};
-use tidegate::{Interest, Poll, Source};
+use tidegate::{Interest, Source};
 use tidegate_posix::epoll_events::{event_bits, interest};
 
 use crate::epoll::Epoll;
@@ -25,16 +25,25 @@ impl TidegateSource {
         match fd_table::socket(fd) {
             Some(socket) => Some(Self::Socket(socket)),
             None => {
-                fd_table::epoll(fd).filter(|epoll| epoll.tidegate_poll().is_some()).map(Self::Epoll)
+                let has_members =
+                    |epoll: &InUse<Arc<Epoll>>| epoll.tidegate_polls().next().is_some();
+                fd_table::epoll(fd).filter(has_members).map(Self::Epoll)
             }
         }
     }
 
-    /// Event source of Tidegate, if there is one.
-    fn source(&self) -> Option<&dyn Source> {
+    /// Adds the event sources of Tidegate, to wait for `interest`.
+    fn add_sources<'s>(
+        &'s self,
+        interest: Interest,
+        sources: &mut Vec<(&'s dyn Source, Interest)>,
+    ) {
         match self {
-            Self::Socket(socket) => Some(socket.source()),
-            Self::Epoll(epoll) => epoll.tidegate_poll().map(|poll: &Poll| poll as &dyn Source),
+            Self::Socket(socket) => sources.push((socket.source(), interest)),
+            Self::Epoll(epoll) => {
+                let polls = epoll.tidegate_polls().map(|poll| poll as &dyn Source);
+                sources.extend(polls.map(|poll| (poll, interest)));
+            }
         }
     }
 
@@ -90,10 +99,10 @@ pub(crate) fn poll(
     let kernel_fds: Vec<pollfd> =
         kernel_indices.iter().map(|&at| pollfd { revents: 0, ..fds[at] }).collect();
     let mut kernel = KernelWaiter::new(kernel_fds, mask.copied());
-    let sources: Vec<(&dyn Source, Interest)> = tidegate_sources
-        .iter()
-        .filter_map(|(at, source)| Some((source.source()?, interest(fds[*at].events as u32))))
-        .collect();
+    let mut sources: Vec<(&dyn Source, Interest)> = Vec::with_capacity(tidegate_sources.len());
+    for (at, source) in &tidegate_sources {
+        source.add_sources(interest(fds[*at].events as u32), &mut sources);
+    }
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         let remaining = match timeout {

@@ -1,7 +1,7 @@
 //! Memory of all connections of a server, by source; chooses the connections to evict.
 
 use std::collections::{BinaryHeap, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::Waker;
@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::limits::{HttpLimits, MIN_SEND_BUFFER_BYTES};
 use crate::slots::Slots;
+use crate::source::source_of;
 
 /// Time that a connection waits for its client before it counts as stalled.
 const STALLED_AFTER: Duration = Duration::from_millis(100);
@@ -268,17 +269,6 @@ impl State {
             }
             heaviest.push((bytes_of(self, source), source));
         }
-    }
-}
-
-/// Source of a peer: its IPv4 address, or the 64-bit prefix of its IPv6 address.
-fn source_of(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V6(address) => {
-            let prefix = address.to_bits() & !u128::from(u64::MAX);
-            IpAddr::V6(Ipv6Addr::from_bits(prefix))
-        }
-        address => address,
     }
 }
 

@@ -4,6 +4,7 @@ mod common;
 mod dns;
 mod echo;
 mod http;
+mod nfs;
 
 use clap::{Args, Subcommand};
 
@@ -25,6 +26,8 @@ enum Server {
     Echo(Box<echo::EchoCommand>),
     /// HTTP/1.1 server for static files, with a small API
     Http(Box<http::HttpCommand>),
+    /// NFS version 3 server: a directory, read-only, over TCP
+    Nfs(Box<nfs::NfsCommand>),
 }
 
 impl Serve {
@@ -33,6 +36,7 @@ impl Serve {
             Server::Dns(command) => command.run(),
             Server::Echo(command) => command.run(),
             Server::Http(command) => command.run(),
+            Server::Nfs(command) => command.run(),
         }
     }
 }

@@ -516,6 +516,27 @@ def one_shot(subject):
         yield poll.poll(0)
 
 
+def duplicate_members(subject):
+    """Two descriptors of one connection in one set, each with events of its own."""
+    with subject.order_peer("pieces abc de") as connection, select.epoll() as poll:
+        with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+            roles = {connection.fileno(): "first", copy.fileno(): "second"}
+            once = select.EPOLLOUT | select.EPOLLONESHOT
+            poll.register(connection, select.EPOLLIN)
+            yield code(poll.register, copy, once), code(poll.register, copy, once)
+            ready = lambda: sorted((roles[fd], names(events)) for fd, events in poll.poll(LIMIT))
+            yield ready()
+            connection.sendall(b"1")
+            yield ready()
+            poll.modify(copy, select.EPOLLIN | once)
+            yield ready()
+            poll.modify(copy, select.EPOLLIN)
+            poll.unregister(connection)
+            yield ready()
+            poll.unregister(copy)
+            yield poll.poll(0)
+
+
 def ends(subject):
     with subject.order_peer("give 3") as connection, select.epoll() as poll:
         poll.register(connection, select.EPOLLIN | select.EPOLLRDHUP)
@@ -1783,7 +1804,7 @@ def subject(own, peer, *chosen):
     own_side = Subject(own, peer)
     for part in [
         blocking, whole_and_peeked, vectors, nonblocking_connect, refused, reset,
-        reset_with_unsent_data, reset_after_end, reset_in_close_wait, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, ends, nested_and_mixed, accepting,
+        reset_with_unsent_data, reset_after_end, reset_in_close_wait, closed_with_unread_data, lingering, level_triggered, edge_triggered, one_shot, duplicate_members, ends, nested_and_mixed, accepting,
         deferred, stopped_listener, duplicates, descriptors, files, corked, corked_and_waiting, full, corked_and_full, options, interrupted, datagrams,
         bound_datagrams, datagrams_to_any_port, datagrams_to_another_family, shared_datagrams, over_loopback, children, threads,
         shut_listener, shut_datagrams, shut_connecting, shut_reading, read_end_alone, exclusive_members, discarding, early_duplicates,

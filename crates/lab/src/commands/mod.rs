@@ -17,6 +17,7 @@ mod livelock;
 mod lock_contention;
 mod mlfrr;
 mod monitor;
+mod nfs;
 mod papers_livelock;
 mod protect;
 mod reader_scaling;
@@ -125,6 +126,9 @@ pub(crate) enum Lab {
     /// CPU share left to a compute-bound process beside the router
     #[command(alias = "share")]
     CpuShare(cpu_share::CpuShareLab),
+    /// Network file service under a flood: calls of libnfs's clients that are answered, by
+    /// `tidegate serve nfs` on Tidegate and on kernel sockets, and by nfs-ganesha
+    Nfs(nfs::NfsLab),
     /// Effect of a flood on the rest of the machine: a steady outgoing flow, ping, system time
     /// at eight levels, and the recovery time of a server
     Protect(protect::ProtectLab),
@@ -228,6 +232,7 @@ impl Lab {
             Lab::Protect(lab) => lab.run(),
             Lab::Guard(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),
+            Lab::Nfs(lab) => lab.run(),
             Lab::ConcurrentReads(lab) => lab.run(),
             Lab::AttachLatency(lab) => lab.run(),
             Lab::Dpdk(lab) => lab.run(),

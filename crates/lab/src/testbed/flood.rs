@@ -157,6 +157,14 @@ impl FloodTestbed {
         Ok(Self { pair, server_core, load_core, _responder: responder })
     }
 
+    /// Gives the kernel's server a route to the unknown sources, without which it would answer none
+    /// of them.
+    pub(crate) fn route_unknown_sources(&self) -> Result<(), LabError> {
+        let gateway = LOAD_ADDRESS.to_string();
+        self.pair.b.namespace.ip(&["route", "add", UNKNOWN_SOURCES_NETWORK, "via", &gateway])?;
+        Ok(())
+    }
+
     /// Prepares the server's device for the next server.
     pub(crate) fn prepare(&self, receiver: Receiver) -> Result<(), LabError> {
         let end = &self.pair.b;

@@ -57,6 +57,24 @@ fn livelock_lab_measures_every_load_and_draws_svg() {
 }
 
 #[test]
+fn nfs_lab_measures_every_load_of_both_floods() {
+    let has_libnfs = std::path::Path::new("/usr/include/nfsc/libnfs.h").exists();
+    if !is_root("lab nfs") || !has_libnfs {
+        return;
+    }
+    let result = lab(&["nfs", "--quick", "--seconds", "0.1", "--only", "tidegate-admission"]);
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 2, "two floods, no load and the maximum");
+    // On a busy machine the flood may take the processor from server and clients.
+    for row in rows.iter().filter(|row| row["asked_per_s"] == 0.0) {
+        assert!(row["answers_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        assert_eq!(row["flood_per_s"], 0.0, "{row}");
+    }
+    assert!((0.0..=1.0).contains(&figure(&result, "nfs_floor")));
+    fails_with(&["nfs", "--only", "none"], &["known: tidegate, tidegate-admission, kernel-timer"]);
+}
+
+#[test]
 fn cores_lab_counts_crossings_with_a_queue_for_each_core_and_with_one() {
     if !is_root("lab cores") {
         return;

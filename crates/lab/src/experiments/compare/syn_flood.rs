@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use serde_json::json;
 use tidegate_load::{LinkKind, TcpLoadConfig, TcpLoadReport, load_tcp};
-use tidegate_wire::{MacAddr, TcpFlags};
 
 use crate::error::LabError;
 use crate::report::experiment::Experiment;
@@ -15,9 +14,9 @@ use crate::report::progress::Progress;
 use crate::stats::median;
 use crate::testbed::flood::{
     CLIENT_ADDRESS, FloodTestbed, GIGABIT_LINE_PPS, GoodputMeter, KERNEL_ADDRESS, LOAD_ADDRESS,
-    LOAD_MAC, PREFIX_BITS, Receiver, TIDEGATE_ADDRESS, UNKNOWN_SOURCES_NETWORK,
+    PREFIX_BITS, Receiver, TIDEGATE_ADDRESS,
 };
-use crate::testbed::load::segment::Segment;
+use crate::testbed::load::syn_flood::{SYN_SOURCES, syn_frames};
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
 use crate::testbed::receive_work::ReceiveWork;
@@ -36,9 +35,6 @@ const SETTLING_SECONDS: f64 = 2.0;
 /// Minimum duration in seconds. A lost segment delays a connection by one second, so a shorter
 /// measurement would miss its effect.
 const MIN_SECONDS: f64 = 5.0;
-/// First source address of the flood, from the range of RFC 2544.
-const FIRST_FLOOD_SOURCE: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
-const FLOOD_SOURCES: u32 = 8_192;
 
 /// Server under the flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +77,7 @@ struct FloodRun {
 pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let (server_core, load_core) = choose_cores()?;
     let testbed = FloodTestbed::new(server_core, load_core)?;
-    add_flood_route(&testbed)?;
+    testbed.route_unknown_sources()?;
     let mut cases = cases();
     let progress = Progress::new(cases.len() * config.repeats);
     for repeat in 1..=config.repeats {
@@ -103,7 +99,7 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     conclude(&cases, &mut result);
     result.note(format!(
         "a client on kernel sockets makes {CONNECTS_PER_SECOND} connections/s, sends 64 bytes on \
-         each and reads them back, for {} s and 5 at least, while {FLOOD_SOURCES} unknown sources send SYN \
+         each and reads them back, for {} s and 5 at least, while {SYN_SOURCES} unknown sources send SYN \
          segments at the line rate of 1 Gb/s or, in an overrun, as fast as core 0 can; core 1 serves; \
          success is the number of answered connections over the number due",
         config.seconds
@@ -141,14 +137,6 @@ fn cases() -> Vec<FloodCase> {
         case("kernel-thread, overrun", "connect_success_kernel_thread_overrun", thread, None),
         case("kernel-rps, overrun", "connect_success_kernel_rps_overrun", rps, None),
     ]
-}
-
-/// Gives the kernel's server a route to the sources of the flood, without which it would answer
-/// none of them.
-fn add_flood_route(testbed: &FloodTestbed) -> Result<(), LabError> {
-    let gateway = LOAD_ADDRESS.to_string();
-    testbed.pair.b.namespace.ip(&["route", "add", UNKNOWN_SOURCES_NETWORK, "via", &gateway])?;
-    Ok(())
 }
 
 fn conclude(cases: &[FloodCase], result: &mut Experiment) {
@@ -240,50 +228,9 @@ fn start_server(testbed: &FloodTestbed, server: FloodedServer) -> Result<ServerP
     Ok(server)
 }
 
-/// Returns one SYN segment of each source of the flood.
-fn syn_frames(mac: [u8; 6], target: SocketAddrV4) -> Vec<Vec<u8>> {
-    let first = u32::from(FIRST_FLOOD_SOURCE);
-    (0..FLOOD_SOURCES)
-        .filter_map(|number| syn_frame((mac, target), (first + number).into(), number))
-        .collect()
-}
-
-fn syn_frame(
-    (mac, target): ([u8; 6], SocketAddrV4),
-    source: Ipv4Addr,
-    number: u32,
-) -> Option<Vec<u8>> {
-    let port = 1024 + (number.wrapping_mul(7919) % 60_000) as u16;
-    let segment = Segment {
-        source: (MacAddr(LOAD_MAC), SocketAddrV4::new(source, port)),
-        target: (MacAddr(mac), target),
-        sequence: number.wrapping_mul(0x9e37_79b9),
-        acknowledgement: 0,
-        flags: TcpFlags::SYN,
-        payload: &[],
-    };
-    segment.frame()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_wire::tcp::verify_v4;
-    use tidegate_wire::{EtherType, EthernetHeader, Ipv4Header, TcpHeader};
-
-    #[test]
-    fn flood_frames_are_valid_syn_segments() {
-        let target = SocketAddrV4::new(TIDEGATE_ADDRESS, ECHO_PORT);
-        let frames = syn_frames([2, 0, 0, 0, 0, 1], target);
-        assert_eq!(frames.len(), FLOOD_SOURCES as usize);
-        let (ethernet, packet) = EthernetHeader::parse(&frames[8191]).unwrap();
-        assert_eq!(ethernet.ethertype, EtherType::IPV4);
-        let (ip, segment) = Ipv4Header::parse(packet).unwrap();
-        assert!(verify_v4(ip.source, ip.destination, segment).is_ok());
-        let (tcp, payload) = TcpHeader::parse(segment).unwrap();
-        assert_eq!((tcp.flags, tcp.destination_port, payload.len()), (TcpFlags::SYN, ECHO_PORT, 0));
-        assert_ne!(frames[0], frames[1]);
-    }
 
     #[test]
     fn compares_the_connections_with_the_best_of_the_kernel_at_each_rate() {

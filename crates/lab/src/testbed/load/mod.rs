@@ -5,5 +5,6 @@ mod bpf;
 mod bpf_client;
 pub mod flood;
 pub(crate) mod segment;
+pub(crate) mod syn_flood;
 
 pub use bpf_client::{BpfClientConfig, load_tcp_with_bpf};
