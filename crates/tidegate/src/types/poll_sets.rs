@@ -244,6 +244,23 @@ impl PollSets {
         self.maybe_ready.insert(set, waiting);
     }
 
+    /// Takes the sockets of a set that had an event since they were taken last, ready or not, and
+    /// reports their tokens.
+    pub(crate) fn take_changed(&mut self, set: PollSetId, mut report: impl FnMut(Token)) {
+        let Some(changed) = self.maybe_ready.get_mut(&set) else { return };
+        if changed.is_empty() {
+            return;
+        }
+        let mut changed = std::mem::take(changed);
+        for id in changed.drain(..) {
+            if let Some(entry) = self.find(set, id) {
+                entry.queued = false;
+                report(entry.token);
+            }
+        }
+        self.maybe_ready.insert(set, changed);
+    }
+
     /// True if a socket of the set would be reported.
     pub(crate) fn has_ready(
         &mut self,

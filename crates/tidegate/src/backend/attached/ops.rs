@@ -212,6 +212,15 @@ impl SocketOps for AttachedCore {
         Ok(())
     }
 
+    fn begin_batch(&mut self) {
+        self.attachments.defer_wake_ups(u32::MAX);
+    }
+
+    fn end_batch(&mut self, _: &[SocketId]) -> io::Result<()> {
+        self.attachments.wake_daemon_if_deferred();
+        Ok(())
+    }
+
     /// Dispatches notifications that a call received while it waited for its reply.
     fn on_release(&mut self) {
         if self.attachments.have_changed() {
