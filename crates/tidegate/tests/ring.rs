@@ -145,6 +145,7 @@ fn accepts_connects_sends_and_closes() {
     const CONNECTIONS: usize = 20;
     // More than the send buffer of an attached connection holds.
     const BYTES: usize = 150_000;
+    const CLOSED: u64 = u64::MAX;
     on_both_families(|[a, b], to| {
         let listener = TcpListener::bind(&b, to).unwrap();
         let serving = thread::spawn(move || {
@@ -158,7 +159,7 @@ fn accepts_connects_sends_and_closes() {
                 let completion = next(&mut ring);
                 if completion.user_data == u64::MAX {
                     assert!(completion.has_more && completion.from.is_some());
-                    let socket = completion.socket.unwrap();
+                    let socket = completion.accepted.unwrap();
                     let recv = Submission::recv(socket).multishot();
                     ring.push(recv.user_data(connections.len() as u64)).unwrap();
                     connections.push(socket);
@@ -192,7 +193,8 @@ fn accepts_connects_sends_and_closes() {
         while closed < CONNECTIONS {
             let completion = next(&mut ring);
             let result = completion.result.unwrap();
-            if let Some(socket) = completion.socket {
+            if completion.user_data == 0 {
+                let socket = completion.socket.unwrap();
                 connections.push(socket);
                 // Three sends at once: they leave in order, each as a whole.
                 for piece in data.chunks(BYTES / 3) {
@@ -200,13 +202,14 @@ fn accepts_connects_sends_and_closes() {
                     let send = Submission::send(socket, buffer, piece.len());
                     ring.push(send.user_data(connections.len() as u64)).unwrap();
                 }
-            } else if let Some(buffer) = completion.buffer {
+            } else if completion.user_data != CLOSED {
+                let buffer = completion.buffer.unwrap();
                 assert_eq!(result, BYTES / 3);
                 ring.release_buffer(buffer);
                 let n = completion.user_data as usize - 1;
                 sent[n] += 1;
                 if sent[n] == 3 {
-                    ring.push(Submission::close(connections[n])).unwrap();
+                    ring.push(Submission::close(connections[n]).user_data(CLOSED)).unwrap();
                 }
             } else {
                 closed += 1;
@@ -237,6 +240,8 @@ fn errors_are_completions() {
         assert!(refused.socket.is_none());
 
         let stream = ring.add(client).unwrap();
+        ring.push(Submission::finish_connect(stream)).unwrap();
+        assert_eq!(next(&mut ring).result.unwrap(), 0);
         ring.push(Submission::recv(stream)).unwrap();
         ring.submit().unwrap();
         server.set_reset_on_close(true);
@@ -256,7 +261,8 @@ fn errors_are_completions() {
         let cancelled = next(&mut ring);
         assert_eq!((cancelled.user_data, error_of(&cancelled).raw_os_error()), (6, CANCELED));
         assert_eq!(next(&mut ring).user_data, 7);
-        assert!(ring.socket(udp).is_none());
+        assert!(ring.socket(udp).is_none() && ring.remove(udp).is_none());
+        assert!(ring.remove(stream).is_some());
         ring.push(Submission::recv(udp)).unwrap();
         assert_eq!(error_of(&next(&mut ring)).kind(), ErrorKind::NotConnected);
         assert_eq!(ring.in_flight(), 0);

@@ -91,7 +91,7 @@ pub(super) fn attempt(
                 ..Outcome::new(Ok(0))
             })
         }
-        (OpKind::Connect, Socket::Stream(stream)) => {
+        (OpKind::Connect { .. }, Socket::Stream(stream)) => {
             ops.tcp_finish_connect(stream.tcp_id()).map(|()| Outcome::new(Ok(0)))
         }
         _ => Ok(wrong_kind()),

@@ -24,6 +24,7 @@ pub(super) enum Operation {
     Nop,
     Accept { listener: SocketKey },
     Connect { remote: SocketAddr, settings: Option<Box<ConnectSettings>> },
+    FinishConnect { stream: SocketKey },
     Recv { socket: SocketKey },
     Send { socket: SocketKey, buffer: BufferIndex, len: usize, to: Option<SocketAddr> },
     Close { socket: SocketKey },
@@ -47,8 +48,8 @@ impl Submission {
         Self::new(Operation::Nop)
     }
 
-    /// Accepts a connection, and adds it to the ring. The completion has its socket, and the
-    /// address of the peer in [`Completion::from`].
+    /// Accepts a connection, and adds it to the ring. The completion has the new socket in
+    /// [`Completion::accepted`], and the address of the peer in [`Completion::from`].
     pub fn accept(listener: SocketKey) -> Self {
         Self::new(Operation::Accept { listener })
     }
@@ -66,6 +67,12 @@ impl Submission {
     ) -> Self {
         let settings = Some(Box::new(ConnectSettings { local, options }));
         Self::new(Operation::Connect { remote, settings })
+    }
+
+    /// Completes when a stream that is being connected is established or has failed, as one of
+    /// [`TcpStream::connect_nonblocking`](crate::TcpStream::connect_nonblocking).
+    pub fn finish_connect(stream: SocketKey) -> Self {
+        Self::new(Operation::FinishConnect { stream })
     }
 
     /// Receives a datagram, or at least one byte of a connection, into a free buffer of the
@@ -111,15 +118,16 @@ impl Submission {
         Self { is_multishot: true, ..self }
     }
 
-    /// Makes no completion if the operation succeeds. The buffer of a send is free then.
+    /// Makes no completion if a send, close, cancel or nop succeeds. The buffer of a send is free
+    /// then.
     pub fn skip_success(self) -> Self {
         Self { skips_success: true, ..self }
     }
 
     /// True if the operation may stay in flight.
     pub(super) fn may_stay(&self) -> bool {
-        use Operation::{Accept, Connect, Recv, Send};
-        matches!(self.operation, Accept { .. } | Connect { .. } | Recv { .. } | Send { .. })
+        let ends_at_once = matches!(self.operation, Operation::Close { .. });
+        !(ends_at_once || self.may_overtake())
     }
 
     /// True if the operation need not wait for those before it.
@@ -140,8 +148,10 @@ pub struct Completion {
     pub buffer: Option<BufferIndex>,
     /// Sender of a datagram, or peer of an accepted connection.
     pub from: Option<SocketAddr>,
-    /// Accepted or connected socket.
+    /// Socket of the operation; the new one of a connect.
     pub socket: Option<SocketKey>,
+    /// Accepted socket.
+    pub accepted: Option<SocketKey>,
     /// The datagram was longer than the buffer; the rest is lost.
     pub is_truncated: bool,
     /// The operation stays in flight and has further completions.
@@ -157,6 +167,7 @@ impl Completion {
             buffer: None,
             from: None,
             socket: None,
+            accepted: None,
             is_truncated: false,
             has_more: false,
         }

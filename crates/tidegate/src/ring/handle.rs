@@ -9,6 +9,7 @@ use super::sockets::{Socket, SocketKey, SocketTable};
 use super::state::RingState;
 use crate::net::handle::Net;
 use crate::types::deadline::Deadline;
+use crate::types::sleeper::{PollSleeper, Sleeper};
 use crate::types::socket_id::SocketId;
 
 /// Limits of a ring.
@@ -114,7 +115,16 @@ impl Ring {
         added
     }
 
-    /// Socket of the ring; `None` after it was closed.
+    /// Removes a socket at once, and returns the ring's handle. The operations of the socket in flight
+    /// complete with `ECANCELED`. Returns `None` if the socket is not in the ring.
+    pub fn remove(&mut self, key: SocketKey) -> Option<Socket> {
+        let state = &mut self.state;
+        let removed = self.net.with(|ops| state.remove(ops, key));
+        self.drop_closed();
+        removed
+    }
+
+    /// Socket of the ring; `None` after it was closed or removed.
     pub fn socket(&self, key: SocketKey) -> Option<&Socket> {
         self.state.sockets.get(key).map(|slot| &slot.socket)
     }
@@ -201,27 +211,37 @@ impl Ring {
         count: usize,
         timeout: Option<Duration>,
     ) -> io::Result<usize> {
+        self.submit_and_wait_with(count, timeout, &mut PollSleeper)
+    }
+
+    /// Like [`Ring::submit_and_wait`]; the thread sleeps by `sleeper`, whose own events end the wait.
+    ///
+    /// # Errors
+    /// As [`Ring::submit_and_wait`], and the error of `sleeper`.
+    pub fn submit_and_wait_with(
+        &mut self,
+        count: usize,
+        timeout: Option<Duration>,
+        sleeper: &mut dyn Sleeper,
+    ) -> io::Result<usize> {
         if count > self.state.max_in_flight {
             return Err(invalid_input("a wait for more completions than RingConfig::entries"));
         }
         let Self { net, state, .. } = self;
         let mut turned = net.with(|ops| state.turn(net, ops));
-        if turned.is_ok() && !state.has_waited(count) || count == 0 {
+        if turned.is_ok() && (count == 0 || !state.has_waited(count)) {
             let deadline = match (count, timeout) {
                 (0, _) | (_, Some(Duration::ZERO)) => Deadline::Now,
                 _ => Deadline::after(timeout),
             };
-            let ids = [SocketId::Poll(state.set)];
-            turned = net.wait_until(&ids, deadline, |ops| match state.turn(net, ops) {
-                Ok(()) => (count > 0 && state.has_waited(count)).then_some(Ok(())),
-                Err(error) => Some(Err(error)),
+            let waited = net.wait_for(&[SocketId::Poll(state.set)], deadline, sleeper, |ops| {
+                turned = state.turn(net, ops);
+                turned.is_err() || count > 0 && state.has_waited(count)
             });
+            turned = waited.and(turned);
         }
         self.drop_closed();
-        match turned {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-            _ => {}
-        }
+        turned?;
         match self.state.completions.len() {
             0 if self.state.needs_buffer() => Err(rustix::io::Errno::NOBUFS.into()),
             found => Ok(found),

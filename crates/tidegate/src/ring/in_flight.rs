@@ -19,7 +19,8 @@ pub(super) enum Direction {
 pub(super) enum OpKind {
     Accept,
     Recv,
-    Connect,
+    /// The socket of an operation that `owns_socket` leaves the ring if connecting fails.
+    Connect { owns_socket: bool },
     Send { buffer: BufferIndex, len: usize, sent: usize, to: Option<SocketAddr> },
 }
 
@@ -38,7 +39,7 @@ impl Op {
     pub(super) fn direction(&self) -> Direction {
         match self.kind {
             OpKind::Accept | OpKind::Recv => Direction::Read,
-            OpKind::Connect | OpKind::Send { .. } => Direction::Write,
+            OpKind::Connect { .. } | OpKind::Send { .. } => Direction::Write,
         }
     }
 }

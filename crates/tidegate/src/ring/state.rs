@@ -126,11 +126,15 @@ impl RingState {
             Operation::Connect { remote, settings } => {
                 let settings = settings.map(|settings| *settings);
                 let connecting = self.start_connect(net, ops, remote, settings);
-                connecting.map(|key| (key, OpKind::Connect))
+                connecting.map(|key| (key, OpKind::Connect { owns_socket: true }))
+            }
+            Operation::FinishConnect { stream } => {
+                self.kind_on(stream, OpKind::Connect { owns_socket: false })
             }
             Operation::Nop => return self.finish_plain(user_data, Ok(0), skips_success),
             Operation::Close { socket } => {
-                let closed = self.close(ops, socket);
+                let closed = self.remove(ops, socket).ok_or_else(not_in_ring);
+                let closed = closed.map(|socket| self.closing.push(socket));
                 return self.finish_plain(user_data, closed.map(|()| 0), skips_success);
             }
             Operation::Cancel { user_data: wanted } => {
@@ -258,7 +262,7 @@ impl RingState {
                     let goes_on = op.is_multishot && continues(&op.kind, &outcome);
                     if goes_on {
                         let user_data = op.user_data;
-                        let completion = self.completion(ops, user_data, outcome);
+                        let completion = self.completion(ops, user_data, slot, outcome);
                         self.completions.push_back(Completion { has_more: true, ..completion });
                     } else if let Some(op) = in_flight.pop(queue) {
                         self.finish(ops, op, outcome);
@@ -281,7 +285,7 @@ impl RingState {
     /// Completes an operation.
     fn finish(&mut self, ops: &mut dyn SocketOps, op: Op, outcome: Outcome) {
         let is_success = outcome.result.is_ok();
-        let mut completion = self.completion(ops, op.user_data, outcome);
+        let mut completion = self.completion(ops, op.user_data, op.slot, outcome);
         match op.kind {
             OpKind::Send { buffer, len, .. } => {
                 self.buffers.give_back(buffer);
@@ -291,17 +295,11 @@ impl RingState {
                 }
                 completion.buffer = Some(buffer);
             }
-            OpKind::Connect => {
-                let key = self.sockets.key_of(op.slot);
-                match is_success {
-                    true => completion.socket = key,
-                    false => {
-                        let socket = key.and_then(|key| self.take_out(ops, key));
-                        self.closing.extend(socket);
-                    }
-                }
+            OpKind::Connect { owns_socket: true } if !is_success => {
+                let socket = completion.socket.take().and_then(|key| self.take_out(ops, key));
+                self.closing.extend(socket);
             }
-            OpKind::Recv | OpKind::Accept => {}
+            OpKind::Connect { .. } | OpKind::Recv | OpKind::Accept => {}
         }
         self.completions.push_back(completion);
     }
@@ -311,17 +309,17 @@ impl RingState {
         &mut self,
         ops: &mut dyn SocketOps,
         user_data: u64,
+        slot: u32,
         outcome: Outcome,
     ) -> Completion {
         let Outcome { mut result, buffer, from, is_truncated, accepted } = outcome;
-        let mut socket = None;
-        if let Some(stream) = accepted {
-            match self.add(ops, stream.into()) {
-                Ok(key) => socket = Some(key),
-                Err(error) => result = Err(error),
-            }
-        }
-        Completion { user_data, result, buffer, from, socket, is_truncated, has_more: false }
+        let socket = self.sockets.key_of(slot);
+        let accepted = accepted.and_then(|stream| {
+            let added = self.add(ops, stream.into());
+            added.map_err(|error| result = Err(error)).ok()
+        });
+        let has_more = false;
+        Completion { user_data, result, buffer, from, socket, accepted, is_truncated, has_more }
     }
 
     /// Cancels the operations with this user data. Returns their number.
@@ -354,14 +352,11 @@ impl RingState {
         }
     }
 
-    /// Removes a socket, after its operations in flight.
-    fn close(&mut self, ops: &mut dyn SocketOps, key: SocketKey) -> io::Result<()> {
-        self.sockets.get(key).ok_or_else(not_in_ring)?;
+    /// Removes a socket, and cancels its operations in flight.
+    pub(super) fn remove(&mut self, ops: &mut dyn SocketOps, key: SocketKey) -> Option<Socket> {
+        self.sockets.get(key)?;
         self.cancel_of(ops, key.slot, |_| true);
-        // A cancelled connect has removed its socket.
-        let socket = self.take_out(ops, key);
-        self.closing.extend(socket);
-        Ok(())
+        self.take_out(ops, key).or_else(|| self.closing.pop())
     }
 
     /// Removes a socket from the table and from the poll set.
@@ -385,6 +380,6 @@ fn continues(kind: &OpKind, outcome: &Outcome) -> bool {
         // A datagram may be empty; the end of a stream has no buffer.
         OpKind::Recv => outcome.buffer.is_some(),
         OpKind::Accept => outcome.result.is_ok(),
-        OpKind::Connect | OpKind::Send { .. } => false,
+        OpKind::Connect { .. } | OpKind::Send { .. } => false,
     }
 }

@@ -4,3 +4,4 @@
 pub mod attach_latency;
 pub mod context_switches;
 pub mod cores;
+pub mod ring;
