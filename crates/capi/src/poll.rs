@@ -57,7 +57,8 @@ pub(crate) fn poll(
     let sources: Vec<(&dyn Source, Interest)> = own()
         .filter_map(|(entry, fd)| Some((source(entry)?, interest(fd.events as u16 as u32))))
         .collect();
-    let is_other = |entry: &Entry| matches!(entry, Entry::Ring(_)) || !self::net(entry).is_same(net);
+    let is_other =
+        |entry: &Entry| matches!(entry, Entry::Ring(_)) || !self::net(entry).is_same(net);
     if own().any(|(entry, _)| is_other(entry)) {
         return Err(os_error(libc::EINVAL));
     }

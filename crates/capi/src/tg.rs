@@ -11,8 +11,8 @@ use libc::{
 use tidegate_posix::arguments::{ms_timeout, timespec_timeout};
 
 use crate::boundary::export;
-use crate::calls::transfer::{ReadFn, ReplyFn, WriteFn};
 use crate::calls::ring::{self, RingCompletion, RingEntry};
+use crate::calls::transfer::{ReadFn, ReplyFn, WriteFn};
 use crate::calls::{message, socket, transfer, wait};
 use crate::config::{DEFAULT_SOCKET, StackLocation};
 use crate::socket::os_error;

@@ -20,9 +20,10 @@ pub(crate) struct RingLab {
 
 impl RingLab {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let config = self.measure.config(RingLabConfig::default(), RingLabConfig::quick, |config| {
-            (&mut config.seconds, &mut config.repeats)
-        });
+        let config =
+            self.measure.config(RingLabConfig::default(), RingLabConfig::quick, |config| {
+                (&mut config.seconds, &mut config.repeats)
+            });
         self.output.write(&run(&config, self.only.as_deref())?)
     }
 }

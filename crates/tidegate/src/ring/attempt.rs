@@ -20,7 +20,7 @@ pub(super) enum Stall {
     /// The socket is not ready.
     Blocked,
     /// The socket is ready, and the ring has no free buffer.
-    Starved,
+    NoBuffer,
 }
 
 /// Result of an operation, or of a part of a multishot operation.
@@ -134,7 +134,7 @@ fn recv_datagram(
         Some(Err(OpError::WouldBlock)) => Err(Stall::Blocked),
         Some(Err(OpError::Failed(error))) => Ok(Outcome::new(Err(error))),
         None => match ops.udp_recv(udp.udp_id(), &mut [], true) {
-            Ok(_) => Err(Stall::Starved),
+            Ok(_) => Err(Stall::NoBuffer),
             Err(OpError::WouldBlock) => Err(Stall::Blocked),
             Err(OpError::Failed(error)) => Ok(Outcome::new(Err(error))),
         },
@@ -160,7 +160,7 @@ fn recv_bytes(
         Some(Err(Some(OpError::Failed(error)))) => Ok(Outcome::new(Err(error))),
         None => match ops.tcp_peek(id, &mut [0]) {
             Ok(0) => Ok(Outcome::new(Ok(0))),
-            Ok(_) => Err(Stall::Starved),
+            Ok(_) => Err(Stall::NoBuffer),
             Err(OpError::WouldBlock) => Err(Stall::Blocked),
             Err(OpError::Failed(error)) => Ok(Outcome::new(Err(error))),
         },

@@ -235,7 +235,7 @@ impl Ring {
                 _ => Deadline::after(timeout),
             };
             let waited = net.wait_for(&[SocketId::Poll(state.set)], deadline, sleeper, |ops| {
-                turned = state.turn(net, ops);
+                turned = state.turn_of_wait(net, ops);
                 turned.is_err() || count > 0 && state.has_waited(count)
             });
             turned = waited.and(turned);

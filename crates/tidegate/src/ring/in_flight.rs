@@ -20,8 +20,15 @@ pub(super) enum OpKind {
     Accept,
     Recv,
     /// The socket of an operation that `owns_socket` leaves the ring if connecting fails.
-    Connect { owns_socket: bool },
-    Send { buffer: BufferIndex, len: usize, sent: usize, to: Option<SocketAddr> },
+    Connect {
+        owns_socket: bool,
+    },
+    Send {
+        buffer: BufferIndex,
+        len: usize,
+        sent: usize,
+        to: Option<SocketAddr>,
+    },
 }
 
 /// Operation that is started.
@@ -119,6 +126,12 @@ impl OpTable {
         self.free.push(index);
         self.sends -= usize::from(matches!(op.kind, OpKind::Send { .. }));
         Some(op)
+    }
+
+    /// Slot and direction of the operation with this index.
+    pub(super) fn waits_at(&self, index: usize) -> Option<(u32, Direction)> {
+        let op = self.ops.get(index)?.0.as_ref()?;
+        Some((op.slot, op.direction()))
     }
 
     /// Slots of the sockets with an operation of this user data.

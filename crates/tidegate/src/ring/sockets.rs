@@ -67,7 +67,7 @@ pub(super) struct SocketSlot {
     /// Operations that receive or accept, and operations that send or connect.
     pub(super) queues: [OpQueue; 2],
     /// The socket waits for a free buffer, or for space in the completion queue.
-    pub(super) is_starved: bool,
+    pub(super) waits_for_space: bool,
 }
 
 /// Sockets of a ring, by slot.
@@ -94,7 +94,7 @@ impl SocketTable {
             self.slots.len() as u32 - 1
         });
         let (generation, slot) = &mut self.slots[index as usize];
-        *slot = Some(SocketSlot { socket, queues: Default::default(), is_starved: false });
+        *slot = Some(SocketSlot { socket, queues: Default::default(), waits_for_space: false });
         SocketKey { slot: index, generation: *generation }
     }
 

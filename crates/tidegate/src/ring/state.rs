@@ -18,6 +18,9 @@ use crate::types::readiness::{Interest, Token};
 use crate::types::socket_id::{PollSetId, SocketId};
 use crate::types::socket_ops::SocketOps;
 
+/// Most operations that a wait attempts without events of their sockets.
+const MAX_ATTEMPTS: usize = 64;
+
 /// State of a ring.
 pub(super) struct RingState {
     /// Poll set that notes which sockets have changed.
@@ -34,7 +37,7 @@ pub(super) struct RingState {
     /// Slots of sockets that have changed.
     changed: VecDeque<u32>,
     /// Slots of sockets that wait for a free buffer, or for space in the completion queue.
-    starved: VecDeque<u32>,
+    waiting: VecDeque<u32>,
     /// Sockets of which datagrams were received during a turn.
     read: Vec<SocketId>,
 }
@@ -60,7 +63,7 @@ impl RingState {
             closing: Vec::new(),
             max_in_flight: entries,
             changed: VecDeque::new(),
-            starved: VecDeque::new(),
+            waiting: VecDeque::new(),
             read: Vec::new(),
         }
     }
@@ -72,19 +75,37 @@ impl RingState {
 
     /// True if nothing can complete before the program releases a buffer.
     pub(super) fn needs_buffer(&self) -> bool {
-        !self.starved.is_empty() && !self.buffers.has_free() && !self.in_flight.has_sends()
+        !self.waiting.is_empty() && !self.buffers.has_free() && !self.in_flight.has_sends()
     }
 
     /// True if a wait for `count` completions is to end.
     pub(super) fn has_waited(&self, count: usize) -> bool {
         let found = self.completions.len();
-        found >= count || !self.starved.is_empty() && found > 0 || self.needs_buffer()
+        found >= count || !self.waiting.is_empty() && found > 0 || self.needs_buffer()
+    }
+
+    /// Like [`RingState::turn`], for a thread that waits: operations in flight, if they are few, are
+    /// attempted without an event of their sockets, which comes later than their data.
+    pub(super) fn turn_of_wait(&mut self, net: &Net, ops: &mut dyn SocketOps) -> io::Result<()> {
+        ops.begin_batch();
+        if ops.has_early_data() && self.in_flight.len() <= MAX_ATTEMPTS {
+            for index in 0..MAX_ATTEMPTS {
+                if let Some((slot, direction)) = self.in_flight.waits_at(index) {
+                    self.run(ops, slot, direction);
+                }
+            }
+        }
+        self.end_turn(net, ops)
     }
 
     /// Starts the submissions, as far as there is space, and goes on with the operations in flight
     /// whose sockets have changed.
     pub(super) fn turn(&mut self, net: &Net, ops: &mut dyn SocketOps) -> io::Result<()> {
         ops.begin_batch();
+        self.end_turn(net, ops)
+    }
+
+    fn end_turn(&mut self, net: &Net, ops: &mut dyn SocketOps) -> io::Result<()> {
         self.start_all(net, ops);
         self.run_changed(ops);
         let ended = ops.end_batch(&self.read);
@@ -206,8 +227,8 @@ impl RingState {
                 }
                 Err(stall) => {
                     in_flight.push(queue, op);
-                    if stall == Stall::Starved {
-                        self.starve(slot);
+                    if stall == Stall::NoBuffer {
+                        self.wait_for_space(slot);
                     }
                 }
             }
@@ -219,12 +240,12 @@ impl RingState {
         }
     }
 
-    /// Goes on with the operations of sockets that have changed or were starved.
+    /// Goes on with the operations of sockets that have changed or wait for space.
     fn run_changed(&mut self, ops: &mut dyn SocketOps) {
         loop {
-            for slot in self.starved.drain(..) {
-                if let Some(starved) = self.sockets.slot_mut(slot) {
-                    starved.is_starved = false;
+            for slot in self.waiting.drain(..) {
+                if let Some(socket) = self.sockets.slot_mut(slot) {
+                    socket.waits_for_space = false;
                 }
                 self.changed.push_back(slot);
             }
@@ -254,7 +275,7 @@ impl RingState {
             let queue = &mut queues[direction as usize];
             let Some(op) = in_flight.first(queue) else { return };
             if op.is_multishot && !has_space {
-                return self.starve(slot);
+                return self.wait_for_space(slot);
             }
             match attempt(ops, socket, op, buffers, has_socket_space) {
                 Ok(outcome) => {
@@ -269,16 +290,16 @@ impl RingState {
                     }
                 }
                 Err(Stall::Blocked) => return,
-                Err(Stall::Starved) => return self.starve(slot),
+                Err(Stall::NoBuffer) => return self.wait_for_space(slot),
             }
         }
     }
 
-    fn starve(&mut self, slot: u32) {
-        if let Some(starved) = self.sockets.slot_mut(slot)
-            && !std::mem::replace(&mut starved.is_starved, true)
+    fn wait_for_space(&mut self, slot: u32) {
+        if let Some(socket) = self.sockets.slot_mut(slot)
+            && !std::mem::replace(&mut socket.waits_for_space, true)
         {
-            self.starved.push_back(slot);
+            self.waiting.push_back(slot);
         }
     }
 

@@ -2,12 +2,13 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
 use std::io;
 
 use tidegate_stack::TcpId;
 
 use super::readiness::{Change, Interest, Readiness, Ready, Token, Trigger};
-use super::socket_id::{PollSetId, SocketId, SocketMap};
+use super::socket_id::{IdHasher, PollSetId, SocketId, SocketMap};
 use super::waiters::Waiters;
 
 /// Registration of a socket in a set.
@@ -28,7 +29,7 @@ struct Member {
 #[derive(Default)]
 pub(crate) struct PollSets {
     /// Per set, the sockets that were ready at the last check or had an event since.
-    maybe_ready: HashMap<PollSetId, VecDeque<SocketId>>,
+    maybe_ready: HashMap<PollSetId, VecDeque<SocketId>, BuildHasherDefault<IdHasher>>,
     /// Registrations of streams, by slot: nearly all sockets are streams in one set.
     streams: Vec<Option<(TcpId, Member)>>,
     /// Registrations of other sockets, and of streams in more than one set.

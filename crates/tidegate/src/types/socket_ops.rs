@@ -61,6 +61,8 @@ pub(crate) trait SocketOps {
     /// Commits the operations since [`SocketOps::begin_batch`], among them receives from the
     /// sockets `read`.
     fn end_batch(&mut self, read: &[SocketId]) -> io::Result<()>;
+    /// True if data may arrive before the event of its socket.
+    fn has_early_data(&self) -> bool;
     /// Called when a thread unlocks the stack.
     fn on_release(&mut self);
 

@@ -221,6 +221,11 @@ impl SocketOps for AttachedCore {
         Ok(())
     }
 
+    /// Data is in shared memory before its notification is read.
+    fn has_early_data(&self) -> bool {
+        !self.attachments.share_processor()
+    }
+
     /// Dispatches notifications that a call received while it waited for its reply.
     fn on_release(&mut self) {
         if self.attachments.have_changed() {

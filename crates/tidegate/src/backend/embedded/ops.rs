@@ -136,6 +136,10 @@ impl SocketOps for EmbeddedCore {
         SocketOps::commit(self)
     }
 
+    fn has_early_data(&self) -> bool {
+        false
+    }
+
     #[inline]
     fn on_release(&mut self) {
         if let Some(meter) = &mut self.meter {

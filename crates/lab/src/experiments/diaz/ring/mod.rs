@@ -70,7 +70,7 @@ enum Transport {
 
 /// Stack of the sockets, and the core that it runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum StackPlacement {
     /// Network core of a daemon on a core of its own.
     Attached,
     /// Network core of a daemon on the program's core.
@@ -81,28 +81,32 @@ enum Place {
     Kernel,
 }
 
-/// Calls that carry the messages.
+/// CallStyle that carry the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Calls {
+enum CallStyle {
     /// A call for each message.
     Plain,
     /// A ring, or `io_uring`.
     Ring,
 }
 
-/// What is measured.
+/// Measured case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
     transport: Transport,
     is_ipv6: bool,
-    place: Place,
-    calls: Calls,
+    place: StackPlacement,
+    calls: CallStyle,
 }
 
-const PLACES: [Place; 4] =
-    [Place::Attached, Place::AttachedOneCore, Place::Embedded, Place::Kernel];
+const PLACES: [StackPlacement; 4] = [
+    StackPlacement::Attached,
+    StackPlacement::AttachedOneCore,
+    StackPlacement::Embedded,
+    StackPlacement::Kernel,
+];
 
-impl Place {
+impl StackPlacement {
     fn name(self) -> &'static str {
         match self {
             Self::Attached => "attached",
@@ -119,7 +123,7 @@ impl Case {
         for transport in [Transport::Udp, Transport::Tcp] {
             for is_ipv6 in [false, true] {
                 for place in PLACES {
-                    for calls in [Calls::Plain, Calls::Ring] {
+                    for calls in [CallStyle::Plain, CallStyle::Ring] {
                         all.push(Self { transport, is_ipv6, place, calls });
                     }
                 }
@@ -135,9 +139,9 @@ impl Case {
 
     fn calls_name(self) -> &'static str {
         match (self.place, self.calls) {
-            (_, Calls::Plain) => "plain",
-            (Place::Kernel, Calls::Ring) => "io_uring",
-            (_, Calls::Ring) => "ring",
+            (_, CallStyle::Plain) => "plain",
+            (StackPlacement::Kernel, CallStyle::Ring) => "io_uring",
+            (_, CallStyle::Ring) => "ring",
         }
     }
 
@@ -155,8 +159,8 @@ impl Case {
     /// Address of the stack in the case's family.
     fn address(self) -> &'static str {
         match (self.place, self.is_ipv6) {
-            (Place::Kernel, false) => "127.0.0.1",
-            (Place::Kernel, true) => "::1",
+            (StackPlacement::Kernel, false) => "127.0.0.1",
+            (StackPlacement::Kernel, true) => "::1",
             (_, false) => "192.0.2.1",
             (_, true) => "2001:db8::1",
         }
@@ -166,24 +170,24 @@ impl Case {
     fn measure(self, seconds: f64) -> io::Result<f64> {
         let folder = folder::private().map_err(io::Error::other)?;
         let started = match self.place {
-            Place::Kernel => {
+            StackPlacement::Kernel => {
                 let mut pairs = KernelPairs::new(self.transport, self.address())?;
                 return match self.calls {
-                    Calls::Plain => messages_per_s(seconds, || pairs.echo_plainly()),
-                    Calls::Ring => messages_per_s(seconds, || pairs.echo()),
+                    CallStyle::Plain => messages_per_s(seconds, || pairs.echo_plainly()),
+                    CallStyle::Ring => messages_per_s(seconds, || pairs.echo()),
                 };
             }
-            Place::Embedded => (Net::open(net_config()?).map_err(io::Error::other)?, None),
-            Place::Attached => attach(folder.path(), NETWORK_CORE)?,
-            Place::AttachedOneCore => attach(folder.path(), PROGRAM_CORE)?,
+            StackPlacement::Embedded => (Net::open(net_config()?).map_err(io::Error::other)?, None),
+            StackPlacement::Attached => attach(folder.path(), NETWORK_CORE)?,
+            StackPlacement::AttachedOneCore => attach(folder.path(), PROGRAM_CORE)?,
         };
         let (net, _daemon) = started;
         match self.calls {
-            Calls::Plain => {
+            CallStyle::Plain => {
                 let mut pairs = PlainPairs::new(&net, self.transport, self.address())?;
                 messages_per_s(seconds, || pairs.echo())
             }
-            Calls::Ring => {
+            CallStyle::Ring => {
                 let mut pairs = RingPairs::new(&net, self.transport, self.address())?;
                 messages_per_s(seconds, || pairs.echo())
             }
@@ -246,7 +250,9 @@ pub fn run(config: &RingLabConfig, only: Option<&str>) -> Result<Experiment, Lab
     cases.retain(|case| only.is_none_or(|text| case.name().contains(text)));
     if cases.is_empty() {
         let text = only.unwrap_or_default();
-        return Err(LabError::Config(format!("no case contains {text:?}, as \"udp IPv4 attached\"")));
+        return Err(LabError::Config(format!(
+            "no case contains {text:?}, as \"udp IPv4 attached\""
+        )));
     }
     if cpu::available_cores() < 2 {
         return Err(LabError::Config("this experiment needs two cores".to_owned()));
@@ -262,10 +268,8 @@ pub fn run(config: &RingLabConfig, only: Option<&str>) -> Result<Experiment, Lab
                 for (case, rates) in &mut measured {
                     let what = format!("{} failed", case.name());
                     let rate = case.measure(config.seconds).map_err(LabError::io(&what))?;
-                    progress.step(format_args!(
-                        "{repeat} {:<35} {rate:>9.0} messages/s",
-                        case.name()
-                    ));
+                    progress
+                        .step(format_args!("{repeat} {:<35} {rate:>9.0} messages/s", case.name()));
                     rates.push(rate);
                 }
             }
@@ -283,7 +287,7 @@ fn report(measured: &[(Case, Vec<f64>)]) -> Experiment {
         found.map_or(0.0, |(_, rates)| median(rates))
     };
     for (case, rates) in measured {
-        let plain = rate(Case { calls: Calls::Plain, ..*case });
+        let plain = rate(Case { calls: CallStyle::Plain, ..*case });
         let messages_per_s = median(rates);
         result.rows.push(json!({
             "transport": case.transport_name(),
@@ -294,8 +298,8 @@ fn report(measured: &[(Case, Vec<f64>)]) -> Experiment {
             "over_plain": round_to_thousandths(messages_per_s / plain.max(1.0)),
         }));
     }
-    let is_ring = |(case, _): &&(Case, Vec<f64>)| case.calls == Calls::Ring;
-    let worst = |place: Place, divisor: &dyn Fn(Case) -> Case| {
+    let is_ring = |(case, _): &&(Case, Vec<f64>)| case.calls == CallStyle::Ring;
+    let worst = |place: StackPlacement, divisor: &dyn Fn(Case) -> Case| {
         let rings = measured.iter().filter(is_ring).filter(|(case, _)| case.place == place);
         let ratios = rings.filter_map(|(case, rates)| {
             let divisor = rate(divisor(*case));
@@ -303,21 +307,20 @@ fn report(measured: &[(Case, Vec<f64>)]) -> Experiment {
         });
         ratios.reduce(f64::min).map(round_to_thousandths)
     };
-    let plain = |case| Case { calls: Calls::Plain, ..case };
-    let io_uring = |case| Case { place: Place::Kernel, ..case };
+    let plain = |case| Case { calls: CallStyle::Plain, ..case };
+    let io_uring = |case| Case { place: StackPlacement::Kernel, ..case };
     let figures = [
-        ("ring_ratio", worst(Place::Attached, &plain)),
-        ("ring_ratio_one_core", worst(Place::AttachedOneCore, &plain)),
-        ("ring_ratio_embedded", worst(Place::Embedded, &plain)),
-        ("io_uring_ratio", worst(Place::Kernel, &plain)),
-        ("ring_over_io_uring", worst(Place::AttachedOneCore, &io_uring)),
-        ("ring_over_io_uring_embedded", worst(Place::Embedded, &io_uring)),
+        ("ring_ratio", worst(StackPlacement::Attached, &plain)),
+        ("ring_ratio_one_core", worst(StackPlacement::AttachedOneCore, &plain)),
+        ("ring_ratio_embedded", worst(StackPlacement::Embedded, &plain)),
+        ("io_uring_ratio", worst(StackPlacement::Kernel, &plain)),
+        ("ring_over_io_uring", worst(StackPlacement::AttachedOneCore, &io_uring)),
+        ("ring_over_io_uring_embedded", worst(StackPlacement::Embedded, &io_uring)),
     ];
     for (name, ratio) in figures {
         ratio.into_iter().for_each(|ratio| result.figure(name, ratio));
     }
-    result.columns =
-        vec!["transport", "family", "stack", "calls", "messages_per_s", "over_plain"];
+    result.columns = vec!["transport", "family", "stack", "calls", "messages_per_s", "over_plain"];
     result.note(format!(
         "a program on core {PROGRAM_CORE} sends {MESSAGE_BYTES} bytes on each of {BATCH_MESSAGES} \
          sockets, receives them on {BATCH_MESSAGES} others, and sends them back; plain: a blocking \
@@ -351,11 +354,11 @@ mod tests {
     #[test]
     fn figures_are_the_worst_ratios() {
         let rates = |case: Case| match (case.place, case.calls, case.transport, case.is_ipv6) {
-            (Place::Attached, Calls::Ring, Transport::Tcp, true) => 150.0,
-            (Place::Kernel, Calls::Ring, ..) => 250.0,
-            (Place::AttachedOneCore, Calls::Ring, ..) => 500.0,
-            (_, Calls::Ring, ..) => 300.0,
-            (_, Calls::Plain, ..) => 100.0,
+            (StackPlacement::Attached, CallStyle::Ring, Transport::Tcp, true) => 150.0,
+            (StackPlacement::Kernel, CallStyle::Ring, ..) => 250.0,
+            (StackPlacement::AttachedOneCore, CallStyle::Ring, ..) => 500.0,
+            (_, CallStyle::Ring, ..) => 300.0,
+            (_, CallStyle::Plain, ..) => 100.0,
         };
         let measured: Vec<_> =
             Case::all().into_iter().map(|case| (case, vec![rates(case), 1.0, 1e9])).collect();
