@@ -148,14 +148,16 @@ impl RingInner {
         count: usize,
         timeout: Option<Duration>,
     ) -> io::Result<usize> {
+        // Signals count only when the call waits.
+        let mut no_wait = KernelWaiter::new(Vec::new(), None, false);
+        let found = self.ring.submit_and_wait_with(count, Some(Duration::ZERO), &mut no_wait)?;
+        if found >= count || timeout == Some(Duration::ZERO) {
+            return Ok(found);
+        }
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            let remaining = match timeout {
-                Some(Duration::ZERO) => timeout,
-                _ => deadline.map(|end| end.saturating_duration_since(Instant::now())),
-            };
-            let may_wait = count > 0 && remaining != Some(Duration::ZERO);
-            let mut kernel = KernelWaiter::new(Vec::new(), None, may_wait);
+            let remaining = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            let mut kernel = KernelWaiter::new(Vec::new(), None, true);
             match self.ring.submit_and_wait_with(count, remaining, &mut kernel) {
                 Err(error)
                     if error.kind() == io::ErrorKind::Interrupted

@@ -19,8 +19,9 @@ use crate::udp::UdpSocket;
 pub(super) enum Stall {
     /// The socket is not ready.
     Blocked,
-    /// The socket is ready, and the ring has no free buffer.
-    NoBuffer,
+    /// The ring has no free buffer, or the stack no space to send a datagram. No event of the socket
+    /// tells when that changes.
+    NoSpace,
 }
 
 /// Result of an operation, or of a part of a multishot operation.
@@ -66,8 +67,10 @@ pub(super) fn attempt(
             if udp.is_write_closed() {
                 return Ok(Outcome::new(Err(io::ErrorKind::BrokenPipe.into())));
             }
-            ops.udp_send(udp.udp_id(), payload, *to, UdpSendOptions::default())
-                .map(|()| Outcome::new(Ok(*len)))
+            match ops.udp_send(udp.udp_id(), payload, *to, UdpSendOptions::default()) {
+                Err(OpError::WouldBlock) => return Err(Stall::NoSpace),
+                sent => sent.map(|()| Outcome::new(Ok(*len))),
+            }
         }
         (OpKind::Send { buffer, len, sent, .. }, Socket::Stream(stream)) => {
             let data = &buffers.bytes(*buffer)[*sent..*len];
@@ -134,7 +137,7 @@ fn recv_datagram(
         Some(Err(OpError::WouldBlock)) => Err(Stall::Blocked),
         Some(Err(OpError::Failed(error))) => Ok(Outcome::new(Err(error))),
         None => match ops.udp_recv(udp.udp_id(), &mut [], true) {
-            Ok(_) => Err(Stall::NoBuffer),
+            Ok(_) => Err(Stall::NoSpace),
             Err(OpError::WouldBlock) => Err(Stall::Blocked),
             Err(OpError::Failed(error)) => Ok(Outcome::new(Err(error))),
         },
@@ -160,7 +163,7 @@ fn recv_bytes(
         Some(Err(Some(OpError::Failed(error)))) => Ok(Outcome::new(Err(error))),
         None => match ops.tcp_peek(id, &mut [0]) {
             Ok(0) => Ok(Outcome::new(Ok(0))),
-            Ok(_) => Err(Stall::NoBuffer),
+            Ok(_) => Err(Stall::NoSpace),
             Err(OpError::WouldBlock) => Err(Stall::Blocked),
             Err(OpError::Failed(error)) => Ok(Outcome::new(Err(error))),
         },

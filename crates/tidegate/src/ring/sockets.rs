@@ -66,7 +66,7 @@ pub(super) struct SocketSlot {
     pub(super) socket: Socket,
     /// Operations that receive or accept, and operations that send or connect.
     pub(super) queues: [OpQueue; 2],
-    /// The socket waits for a free buffer, or for space in the completion queue.
+    /// The slot is in the list of those that wait for space.
     pub(super) waits_for_space: bool,
 }
 

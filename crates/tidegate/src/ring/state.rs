@@ -36,7 +36,8 @@ pub(super) struct RingState {
     pub(super) max_in_flight: usize,
     /// Slots of sockets that have changed.
     changed: VecDeque<u32>,
-    /// Slots of sockets that wait for a free buffer, or for space in the completion queue.
+    /// Slots of sockets that wait for a free buffer, for space to send, or for space in the completion
+    /// queue.
     waiting: VecDeque<u32>,
     /// Sockets of which datagrams were received during a turn.
     read: Vec<SocketId>,
@@ -227,7 +228,7 @@ impl RingState {
                 }
                 Err(stall) => {
                     in_flight.push(queue, op);
-                    if stall == Stall::NoBuffer {
+                    if stall == Stall::NoSpace {
                         self.wait_for_space(slot);
                     }
                 }
@@ -251,15 +252,14 @@ impl RingState {
             }
             let changed = &mut self.changed;
             ops.poll_sets().take_changed(self.set, |token| changed.push_back(token.0 as u32));
-            if self.changed.is_empty() {
-                return;
-            }
+            let before = (self.in_flight.len(), self.completions.len());
             while let Some(slot) = self.changed.pop_front() {
                 // What is sent frees buffers.
                 self.run(ops, slot, Direction::Write);
                 self.run(ops, slot, Direction::Read);
             }
-            if !(self.buffers.has_free() && self.has_completion_space()) {
+            let after = (self.in_flight.len(), self.completions.len());
+            if self.waiting.is_empty() || before == after {
                 return;
             }
         }
@@ -290,7 +290,7 @@ impl RingState {
                     }
                 }
                 Err(Stall::Blocked) => return,
-                Err(Stall::NoBuffer) => return self.wait_for_space(slot),
+                Err(Stall::NoSpace) => return self.wait_for_space(slot),
             }
         }
     }
