@@ -183,7 +183,8 @@ enum {
     /* Sends `length` bytes of `buffer`, all of them; a datagram to `address`, unless it is NULL. The
      * completion returns the buffer. */
     TG_RING_SEND,
-    /* Closes `fd`; its operations in flight complete with ECANCELED before. */
+    /* Closes `fd`: the descriptor when it is queued, the socket after its sends. Its receives in
+     * flight complete with ECANCELED before. */
     TG_RING_CLOSE,
     /* Cancels the operations in flight whose user_data is `target`; the result is their number. */
     TG_RING_CANCEL

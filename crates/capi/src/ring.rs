@@ -5,9 +5,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use libc::c_int;
 use tidegate::Net;
-use tidegate::ring::{Completion, Ring, RingConfig, Socket as RingSocket, SocketKey, Submission};
+use tidegate::ring::{Completion, Ring, RingConfig, Socket as RingSocket, SocketKey};
 
 use crate::sleeper::{self, KernelWaiter};
 use crate::socket::{Endpoint, Socket, lock, os_error};
@@ -24,8 +23,6 @@ pub(crate) struct RingInner {
     sockets: HashMap<SocketKey, Arc<Socket>>,
     /// Keys of the sockets by address, which is theirs as long as `sockets` has them.
     keys: HashMap<usize, SocketKey>,
-    /// Sockets whose close was queued, with their descriptors.
-    closing: Vec<(SocketKey, c_int)>,
 }
 
 fn address_of(socket: &Arc<Socket>) -> usize {
@@ -42,7 +39,6 @@ impl SocketRing {
             ring: Ring::new(net, config)?,
             sockets: HashMap::new(),
             keys: HashMap::new(),
-            closing: Vec::new(),
         };
         Ok(Self { net: net.clone(), inner: Mutex::new(inner) })
     }
@@ -81,33 +77,11 @@ impl RingInner {
         self.sockets.insert(key, socket);
     }
 
-    fn forget(&mut self, key: SocketKey) -> Option<Arc<Socket>> {
-        let socket = self.sockets.remove(&key)?;
-        self.keys.remove(&address_of(&socket));
-        Some(socket)
-    }
-
-    /// Queues the close of a socket and of its descriptor.
-    ///
-    /// # Errors
-    /// As [`Ring::push`].
-    pub(crate) fn push_close(
-        &mut self,
-        key: SocketKey,
-        fd: c_int,
-        change: impl FnOnce(Submission) -> Submission,
-    ) -> io::Result<()> {
-        self.ring.push(change(Submission::close(key)))?;
-        self.closing.push((key, fd));
-        Ok(())
-    }
-
-    /// Sockets that the ring has closed, with their descriptors, which are the caller's to close.
-    pub(crate) fn take_closed(&mut self) -> Vec<(Arc<Socket>, c_int)> {
-        let Self { ring, closing, .. } = self;
-        let closed: Vec<_> =
-            closing.extract_if(.., |(key, _)| ring.socket(*key).is_none()).collect();
-        closed.into_iter().filter_map(|(key, fd)| Some((self.forget(key)?, fd))).collect()
+    /// Forgets the program's socket of a key.
+    pub(crate) fn forget(&mut self, key: SocketKey) {
+        if let Some(socket) = self.sockets.remove(&key) {
+            self.keys.remove(&address_of(&socket));
+        }
     }
 
     /// Socket of a completion.

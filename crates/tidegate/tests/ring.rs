@@ -189,30 +189,28 @@ fn accepts_connects_sends_and_closes() {
         assert_eq!(ring.submit().unwrap(), CONNECTIONS);
         let data: Vec<u8> = (0..BYTES).map(pattern).collect();
         let mut connections = Vec::new();
-        let (mut sent, mut closed) = ([0; CONNECTIONS], 0);
+        let (mut sent, mut closed) = (0, 0);
         while closed < CONNECTIONS {
             let completion = next(&mut ring);
             let result = completion.result.unwrap();
             if completion.user_data == 0 {
                 let socket = completion.socket.unwrap();
                 connections.push(socket);
-                // Three sends at once: they leave in order, each as a whole.
+                // Three sends at once: they leave in order, each as a whole, and before the end.
+                let n = connections.len() as u64;
                 for piece in data.chunks(BYTES / 3) {
                     let buffer = filled(&mut ring, piece);
                     let send = Submission::send(socket, buffer, piece.len());
-                    ring.push(send.user_data(connections.len() as u64)).unwrap();
+                    ring.push(send.user_data(n)).unwrap();
                 }
+                ring.push(Submission::close(socket).user_data(CLOSED)).unwrap();
             } else if completion.user_data != CLOSED {
-                let buffer = completion.buffer.unwrap();
                 assert_eq!(result, BYTES / 3);
-                ring.release_buffer(buffer);
-                let n = completion.user_data as usize - 1;
-                sent[n] += 1;
-                if sent[n] == 3 {
-                    ring.push(Submission::close(connections[n]).user_data(CLOSED)).unwrap();
-                }
+                ring.release_buffer(completion.buffer.unwrap());
+                sent += 1;
             } else {
                 closed += 1;
+                assert!(sent >= 3 * closed);
             }
         }
         while !serving.is_finished() {
@@ -438,5 +436,34 @@ fn closed_receive_direction_ends_a_receive() {
         let buffer = ring.take_buffer().unwrap();
         ring.push(Submission::send(socket, buffer, 1)).unwrap();
         assert_eq!(error_of(&next(&mut ring)).kind(), ErrorKind::BrokenPipe);
+    });
+}
+
+#[test]
+fn wait_closes_the_socket_whose_sends_end_meanwhile() {
+    on_both_families(|nets, to| {
+        let [client, server] = pair(&nets, to);
+        server.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let [a, _b] = &nets;
+        let config = RingConfig::default().buffers(4, 1 << 20);
+        let mut ring = Ring::new(a, config).unwrap();
+        let stream = ring.add(client).unwrap();
+        for _ in 0..3 {
+            let buffer = ring.take_buffer().unwrap();
+            ring.push(Submission::send(stream, buffer, 1 << 20).skip_success()).unwrap();
+        }
+        ring.push(Submission::close(stream).skip_success()).unwrap();
+        let idle = ring.add(UdpSocket::bind(a, (own_address(to), 70)).unwrap()).unwrap();
+        ring.push(Submission::recv(idle)).unwrap();
+        let waiting = thread::spawn(move || next(&mut ring).result.unwrap());
+        let (mut total, mut bytes) = (0, vec![0; 1 << 16]);
+        // The end of the stream comes although the wait has no completion.
+        while let len @ 1.. = server.recv(&mut bytes).unwrap() {
+            total += len;
+        }
+        assert_eq!(total, 3 << 20);
+        let other = UdpSocket::bind(a, (own_address(to), 0)).unwrap();
+        other.send_to(b"end", (own_address(to), 70)).unwrap();
+        assert_eq!(waiting.join().unwrap(), 3);
     });
 }

@@ -176,7 +176,11 @@ unsafe fn push_one(inner: &mut RingInner, entry: &RingEntry) -> io::Result<()> {
             let socket = descriptors::socket(entry.fd)?;
             if socket.endpoint().is_some() {
                 let key = inner.key_of(&socket)?;
-                return inner.push_close(key, entry.fd, with_flags);
+                inner.ring.push(with_flags(Submission::close(key)))?;
+                // From here on only the ring has the socket.
+                inner.forget(key);
+                drop(socket);
+                return descriptors::close(entry.fd);
             }
             descriptors::close(entry.fd)?;
             Submission::nop()
@@ -199,28 +203,12 @@ fn data_socket(fd: c_int) -> io::Result<Arc<Socket>> {
     Ok(socket)
 }
 
-/// Closes the descriptors of sockets that the ring has closed.
-fn close_descriptors(inner: &mut RingInner) {
-    for (socket, fd) in inner.take_closed() {
-        let is_same = descriptors::socket(fd).is_ok_and(|other| Arc::ptr_eq(&other, &socket));
-        drop(socket);
-        if is_same {
-            // Fails only if another thread has closed the descriptor.
-            let _ = descriptors::close(fd);
-        }
-    }
-}
-
 /// Submits. Returns the number of operations started.
 ///
 /// # Errors
 /// `EBUSY` when none could start.
 pub(crate) fn submit(ring: c_int) -> io::Result<usize> {
-    let ring = descriptors::ring(ring)?;
-    let inner = &mut *ring.lock();
-    let started = inner.ring.submit();
-    close_descriptors(inner);
-    started
+    descriptors::ring(ring)?.lock().ring.submit()
 }
 
 /// Submits, and waits for completions. Returns how many can be taken.
@@ -233,11 +221,7 @@ pub(crate) fn submit_and_wait(
     count: c_uint,
     timeout: Option<Duration>,
 ) -> io::Result<usize> {
-    let ring = descriptors::ring(ring)?;
-    let inner = &mut *ring.lock();
-    let found = inner.submit_and_wait(count as usize, timeout);
-    close_descriptors(inner);
-    found
+    descriptors::ring(ring)?.lock().submit_and_wait(count as usize, timeout)
 }
 
 /// Takes completions. Returns their number.

@@ -94,8 +94,8 @@ impl Submission {
         Self::new(Operation::Send { socket, buffer, len, to: Some(to) })
     }
 
-    /// Removes a socket from the ring, and closes the socket if the program has no other handle. The
-    /// operations of the socket in flight complete before, with `ECANCELED`.
+    /// Removes a socket from the ring, and closes the socket if the program has no other handle. Sends
+    /// that were submitted before finish first; receives in flight complete with `ECANCELED`.
     pub fn close(socket: SocketKey) -> Self {
         Self::new(Operation::Close { socket })
     }
@@ -126,8 +126,7 @@ impl Submission {
 
     /// True if the operation may stay in flight.
     pub(super) fn may_stay(&self) -> bool {
-        let ends_at_once = matches!(self.operation, Operation::Close { .. });
-        !(ends_at_once || self.may_overtake())
+        !self.may_overtake()
     }
 
     /// True if the operation need not wait for those before it.

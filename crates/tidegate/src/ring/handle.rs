@@ -111,7 +111,7 @@ impl Ring {
         }
         let state = &mut self.state;
         let added = self.net.with(|ops| state.add(ops, socket));
-        self.drop_closed();
+        self.state.closing.clear();
         added
     }
 
@@ -120,7 +120,7 @@ impl Ring {
     pub fn remove(&mut self, key: SocketKey) -> Option<Socket> {
         let state = &mut self.state;
         let removed = self.net.with(|ops| state.remove(ops, key));
-        self.drop_closed();
+        self.state.closing.clear();
         removed
     }
 
@@ -186,7 +186,7 @@ impl Ring {
         let queued = self.state.submissions.len();
         let Self { net, state, .. } = self;
         let turned = net.with(|ops| state.turn(net, ops));
-        self.drop_closed();
+        self.state.closing.clear();
         turned?;
         match queued - self.state.submissions.len() {
             0 if queued > 0 => Err(io::Error::new(
@@ -228,20 +228,28 @@ impl Ring {
             return Err(invalid_input("a wait for more completions than RingConfig::entries"));
         }
         let Self { net, state, .. } = self;
-        let mut turned = net.with(|ops| state.turn(net, ops));
-        if turned.is_ok() && (count == 0 || !state.has_waited(count)) {
-            let deadline = match (count, timeout) {
-                (0, _) | (_, Some(Duration::ZERO)) => Deadline::Now,
-                _ => Deadline::after(timeout),
-            };
-            let waited = net.wait_for(&[SocketId::Poll(state.set)], deadline, sleeper, |ops| {
+        net.with(|ops| state.turn(net, ops))?;
+        let deadline = match (count, timeout) {
+            (0, _) | (_, Some(Duration::ZERO)) => Deadline::Now,
+            _ => Deadline::after(timeout),
+        };
+        let ids = [SocketId::Poll(state.set)];
+        let is_done = |state: &RingState| count > 0 && state.has_waited(count);
+        // The handles of closed sockets lock the stack: a wait is interrupted for them.
+        state.closing.clear();
+        while !is_done(state) {
+            let mut turned = Ok(());
+            let waited = net.wait_for(&ids, deadline, sleeper, |ops| {
                 turned = state.turn_of_wait(net, ops);
-                turned.is_err() || count > 0 && state.has_waited(count)
+                turned.is_err() || !state.closing.is_empty() || is_done(state)
             });
-            turned = waited.and(turned);
+            let has_closed = !state.closing.is_empty();
+            state.closing.clear();
+            waited.and(turned)?;
+            if !has_closed || count == 0 {
+                break;
+            }
         }
-        self.drop_closed();
-        turned?;
         match self.state.completions.len() {
             0 if self.state.needs_buffer() => Err(rustix::io::Errno::NOBUFS.into()),
             found => Ok(found),
@@ -256,11 +264,6 @@ impl Ring {
     /// Number of operations in flight.
     pub fn in_flight(&self) -> usize {
         self.state.in_flight.len()
-    }
-
-    /// Drops the handles of closed sockets, which lock the stack.
-    fn drop_closed(&mut self) {
-        self.state.closing.clear();
     }
 }
 

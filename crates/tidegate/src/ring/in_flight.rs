@@ -23,6 +23,8 @@ pub(super) enum OpKind {
     Connect {
         owns_socket: bool,
     },
+    /// Waits for the sends before it.
+    Close,
     Send {
         buffer: BufferIndex,
         len: usize,
@@ -46,7 +48,7 @@ impl Op {
     pub(super) fn direction(&self) -> Direction {
         match self.kind {
             OpKind::Accept | OpKind::Recv => Direction::Read,
-            OpKind::Connect { .. } | OpKind::Send { .. } => Direction::Write,
+            OpKind::Connect { .. } | OpKind::Send { .. } | OpKind::Close => Direction::Write,
         }
     }
 }

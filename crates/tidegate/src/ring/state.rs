@@ -154,11 +154,7 @@ impl RingState {
                 self.kind_on(stream, OpKind::Connect { owns_socket: false })
             }
             Operation::Nop => return self.finish_plain(user_data, Ok(0), skips_success),
-            Operation::Close { socket } => {
-                let closed = self.remove(ops, socket).ok_or_else(not_in_ring);
-                let closed = closed.map(|socket| self.closing.push(socket));
-                return self.finish_plain(user_data, closed.map(|()| 0), skips_success);
-            }
+            Operation::Close { socket } => self.kind_on(socket, OpKind::Close),
             Operation::Cancel { user_data: wanted } => {
                 let cancelled = self.cancel(ops, wanted);
                 return self.finish_plain(user_data, cancelled, skips_success);
@@ -220,7 +216,7 @@ impl RingState {
         let Some(SocketSlot { socket, queues, .. }) = sockets.slot_mut(slot) else { return };
         let queue = &mut queues[direction as usize];
         let is_first = queue.is_empty();
-        if is_first && !op.is_multishot {
+        if is_first && !op.is_multishot && !matches!(op.kind, OpKind::Close) {
             match attempt(ops, socket, &mut op, buffers, has_socket_space) {
                 Ok(outcome) => {
                     note_read(read, socket, &outcome);
@@ -277,6 +273,12 @@ impl RingState {
             if op.is_multishot && !has_space {
                 return self.wait_for_space(slot);
             }
+            if matches!(op.kind, OpKind::Close) {
+                if let Some(op) = in_flight.pop(queue) {
+                    self.finish_close(ops, &op);
+                }
+                return;
+            }
             match attempt(ops, socket, op, buffers, has_socket_space) {
                 Ok(outcome) => {
                     note_read(read, socket, &outcome);
@@ -303,6 +305,14 @@ impl RingState {
         }
     }
 
+    /// Removes the socket of a close from the ring.
+    fn finish_close(&mut self, ops: &mut dyn SocketOps, op: &Op) {
+        let key = self.sockets.key_of(op.slot);
+        let socket = key.and_then(|key| self.remove(ops, key));
+        self.closing.extend(socket);
+        self.finish_plain(op.user_data, Ok(0), op.skips_success);
+    }
+
     /// Completes an operation.
     fn finish(&mut self, ops: &mut dyn SocketOps, op: Op, outcome: Outcome) {
         let is_success = outcome.result.is_ok();
@@ -320,7 +330,7 @@ impl RingState {
                 let socket = completion.socket.take().and_then(|key| self.take_out(ops, key));
                 self.closing.extend(socket);
             }
-            OpKind::Connect { .. } | OpKind::Recv | OpKind::Accept => {}
+            OpKind::Connect { .. } | OpKind::Recv | OpKind::Accept | OpKind::Close => {}
         }
         self.completions.push_back(completion);
     }
@@ -401,6 +411,6 @@ fn continues(kind: &OpKind, outcome: &Outcome) -> bool {
         // A datagram may be empty; the end of a stream has no buffer.
         OpKind::Recv => outcome.buffer.is_some(),
         OpKind::Accept => outcome.result.is_ok(),
-        OpKind::Connect { .. } | OpKind::Send { .. } => false,
+        OpKind::Connect { .. } | OpKind::Send { .. } | OpKind::Close => false,
     }
 }
