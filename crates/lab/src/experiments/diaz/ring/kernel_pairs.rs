@@ -2,7 +2,9 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll;
 
 use super::sys::BatchRing;
 use super::{BATCH_MESSAGES, MESSAGE_BYTES, Transport};
@@ -22,11 +24,29 @@ impl AsFd for KernelSocket {
     }
 }
 
+impl KernelSocket {
+    fn send(&self, message: &[u8; MESSAGE_BYTES]) -> io::Result<()> {
+        match self {
+            Self::Udp(socket) => socket.send(message).map(|_| ()),
+            Self::Tcp(stream) => (&*stream).write_all(message),
+        }
+    }
+
+    fn recv(&self, message: &mut [u8; MESSAGE_BYTES]) -> io::Result<()> {
+        message[0] = u8::MAX;
+        match self {
+            Self::Udp(socket) => socket.recv(message).map(|_| ()),
+            Self::Tcp(stream) => (&*stream).read_exact(message),
+        }
+    }
+}
+
 /// Pairs of connected sockets on the loopback device, with the message of each.
 pub(super) struct KernelPairs {
     pairs: Vec<[KernelSocket; 2]>,
     messages: Vec<[u8; MESSAGE_BYTES]>,
     ring: BatchRing,
+    epoll: OwnedFd,
 }
 
 impl KernelPairs {
@@ -47,27 +67,49 @@ impl KernelPairs {
                 Ok([connected, accepted].map(KernelSocket::Tcp))
             }
         };
+        let pairs: Vec<[KernelSocket; 2]> =
+            (0..BATCH_MESSAGES).map(open_pair).collect::<io::Result<_>>()?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (n, end) in pairs.iter().flatten().enumerate() {
+            let data = epoll::EventData::new_u64(n as u64 / 2);
+            epoll::add(&epoll, end, data, epoll::EventFlags::IN)?;
+        }
         Ok(Self {
-            pairs: (0..BATCH_MESSAGES).map(open_pair).collect::<io::Result<_>>()?,
+            pairs,
+            epoll,
             messages: (0..BATCH_MESSAGES).map(|n| [n as u8; MESSAGE_BYTES]).collect(),
             ring: BatchRing::new(2 * BATCH_MESSAGES as u32)?,
         })
     }
 
-    /// Sends a message on each pair, and sends them back, by a call for each message.
-    pub(super) fn echo_plainly(&mut self) -> io::Result<()> {
+    /// Sends a message on each pair, and sends them back. Each is received in its turn.
+    pub(super) fn echo_in_order(&mut self) -> io::Result<()> {
         for (from, to) in [(0, 1), (1, 0)] {
             for (pair, message) in self.pairs.iter().zip(&self.messages) {
-                match &pair[from] {
-                    KernelSocket::Udp(socket) => _ = socket.send(message)?,
-                    KernelSocket::Tcp(stream) => (&*stream).write_all(message)?,
-                }
+                pair[from].send(message)?;
             }
             for (pair, message) in self.pairs.iter().zip(&mut self.messages) {
-                message[0] = u8::MAX;
-                match &pair[to] {
-                    KernelSocket::Udp(socket) => _ = socket.recv(message)?,
-                    KernelSocket::Tcp(stream) => (&*stream).read_exact(message)?,
+                pair[to].recv(message)?;
+            }
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    /// Sends a message on each pair, and sends them back. Each is received when its socket is ready.
+    pub(super) fn echo_ready(&mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(BATCH_MESSAGES);
+        for (from, to) in [(0, 1), (1, 0)] {
+            for (pair, message) in self.pairs.iter().zip(&self.messages) {
+                pair[from].send(message)?;
+            }
+            let mut received = 0;
+            while received < BATCH_MESSAGES {
+                epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None)?;
+                received += events.len();
+                for event in events.drain(..) {
+                    let n = event.data.u64() as usize;
+                    self.pairs[n][to].recv(&mut self.messages[n])?;
                 }
             }
             self.check()?;

@@ -84,8 +84,10 @@ enum StackPlacement {
 /// CallStyle that carry the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CallStyle {
-    /// A call for each message.
-    Plain,
+    /// A call for each message, on sockets that are ready.
+    Poll,
+    /// A blocking call for each message, in the order in which they come.
+    Blocking,
     /// A ring, or `io_uring`.
     Ring,
 }
@@ -123,7 +125,7 @@ impl Case {
         for transport in [Transport::Udp, Transport::Tcp] {
             for is_ipv6 in [false, true] {
                 for place in PLACES {
-                    for calls in [CallStyle::Plain, CallStyle::Ring] {
+                    for calls in [CallStyle::Poll, CallStyle::Blocking, CallStyle::Ring] {
                         all.push(Self { transport, is_ipv6, place, calls });
                     }
                 }
@@ -139,7 +141,8 @@ impl Case {
 
     fn calls_name(self) -> &'static str {
         match (self.place, self.calls) {
-            (_, CallStyle::Plain) => "plain",
+            (_, CallStyle::Poll) => "poll",
+            (_, CallStyle::Blocking) => "blocking",
             (StackPlacement::Kernel, CallStyle::Ring) => "io_uring",
             (_, CallStyle::Ring) => "ring",
         }
@@ -173,7 +176,8 @@ impl Case {
             StackPlacement::Kernel => {
                 let mut pairs = KernelPairs::new(self.transport, self.address())?;
                 return match self.calls {
-                    CallStyle::Plain => messages_per_s(seconds, || pairs.echo_plainly()),
+                    CallStyle::Poll => messages_per_s(seconds, || pairs.echo_ready()),
+                    CallStyle::Blocking => messages_per_s(seconds, || pairs.echo_in_order()),
                     CallStyle::Ring => messages_per_s(seconds, || pairs.echo()),
                 };
             }
@@ -183,9 +187,13 @@ impl Case {
         };
         let (net, _daemon) = started;
         match self.calls {
-            CallStyle::Plain => {
+            CallStyle::Poll => {
                 let mut pairs = PlainPairs::new(&net, self.transport, self.address())?;
-                messages_per_s(seconds, || pairs.echo())
+                messages_per_s(seconds, || pairs.echo_ready())
+            }
+            CallStyle::Blocking => {
+                let mut pairs = PlainPairs::new(&net, self.transport, self.address())?;
+                messages_per_s(seconds, || pairs.echo_in_order())
             }
             CallStyle::Ring => {
                 let mut pairs = RingPairs::new(&net, self.transport, self.address())?;
@@ -287,7 +295,7 @@ fn report(measured: &[(Case, Vec<f64>)]) -> Experiment {
         found.map_or(0.0, |(_, rates)| median(rates))
     };
     for (case, rates) in measured {
-        let plain = rate(Case { calls: CallStyle::Plain, ..*case });
+        let poll = rate(Case { calls: CallStyle::Poll, ..*case });
         let messages_per_s = median(rates);
         result.rows.push(json!({
             "transport": case.transport_name(),
@@ -295,7 +303,7 @@ fn report(measured: &[(Case, Vec<f64>)]) -> Experiment {
             "stack": case.place.name(),
             "calls": case.calls_name(),
             "messages_per_s": messages_per_s.round(),
-            "over_plain": round_to_thousandths(messages_per_s / plain.max(1.0)),
+            "over_poll": round_to_thousandths(messages_per_s / poll.max(1.0)),
         }));
     }
     let is_ring = |(case, _): &&(Case, Vec<f64>)| case.calls == CallStyle::Ring;
@@ -307,25 +315,30 @@ fn report(measured: &[(Case, Vec<f64>)]) -> Experiment {
         });
         ratios.reduce(f64::min).map(round_to_thousandths)
     };
-    let plain = |case| Case { calls: CallStyle::Plain, ..case };
+    let poll = |case| Case { calls: CallStyle::Poll, ..case };
+    let blocking = |case| Case { calls: CallStyle::Blocking, ..case };
     let io_uring = |case| Case { place: StackPlacement::Kernel, ..case };
     let figures = [
-        ("ring_ratio", worst(StackPlacement::Attached, &plain)),
-        ("ring_ratio_one_core", worst(StackPlacement::AttachedOneCore, &plain)),
-        ("ring_ratio_embedded", worst(StackPlacement::Embedded, &plain)),
-        ("io_uring_ratio", worst(StackPlacement::Kernel, &plain)),
+        ("ring_ratio", worst(StackPlacement::Attached, &poll)),
+        ("ring_ratio_one_core", worst(StackPlacement::AttachedOneCore, &poll)),
+        ("ring_ratio_embedded", worst(StackPlacement::Embedded, &poll)),
+        ("ring_over_blocking", worst(StackPlacement::Attached, &blocking)),
+        ("ring_over_blocking_one_core", worst(StackPlacement::AttachedOneCore, &blocking)),
+        ("ring_over_blocking_embedded", worst(StackPlacement::Embedded, &blocking)),
+        ("io_uring_ratio", worst(StackPlacement::Kernel, &poll)),
         ("ring_over_io_uring", worst(StackPlacement::AttachedOneCore, &io_uring)),
         ("ring_over_io_uring_embedded", worst(StackPlacement::Embedded, &io_uring)),
     ];
     for (name, ratio) in figures {
         ratio.into_iter().for_each(|ratio| result.figure(name, ratio));
     }
-    result.columns = vec!["transport", "family", "stack", "calls", "messages_per_s", "over_plain"];
+    result.columns = vec!["transport", "family", "stack", "calls", "messages_per_s", "over_poll"];
     result.note(format!(
         "a program on core {PROGRAM_CORE} sends {MESSAGE_BYTES} bytes on each of {BATCH_MESSAGES} \
-         sockets, receives them on {BATCH_MESSAGES} others, and sends them back; plain: a blocking \
-         call for each message; ring, io_uring: a batch is {BATCH_MESSAGES} sends and as many \
-         receives, submitted together"
+         sockets, receives them on {BATCH_MESSAGES} others, and sends them back; poll: a call for each \
+         message, on sockets that Poll or epoll reports; blocking: a blocking call for each message, \
+         for a program that knows which comes next; ring, io_uring: a batch is {BATCH_MESSAGES} sends \
+         and as many receives, submitted together"
     ));
     result.note(format!(
         "attached: a network core on core {NETWORK_CORE}; attached-one-core: on core {PROGRAM_CORE}, \
@@ -333,7 +346,7 @@ fn report(measured: &[(Case, Vec<f64>)]) -> Experiment {
          of the stack"
     ));
     result.note(
-        "figures are the worst of UDP and TCP, IPv4 and IPv6: messages/s over the plain calls on the \
+        "figures are the worst of UDP and TCP, IPv4 and IPv6: ring_ratio: messages/s over poll on the \
          same stack; ring_over_io_uring: attached-one-core over the kernel's io_uring; medians",
     );
     result
@@ -358,7 +371,8 @@ mod tests {
             (StackPlacement::Kernel, CallStyle::Ring, ..) => 250.0,
             (StackPlacement::AttachedOneCore, CallStyle::Ring, ..) => 500.0,
             (_, CallStyle::Ring, ..) => 300.0,
-            (_, CallStyle::Plain, ..) => 100.0,
+            (_, CallStyle::Poll, ..) => 100.0,
+            (_, CallStyle::Blocking, ..) => 200.0,
         };
         let measured: Vec<_> =
             Case::all().into_iter().map(|case| (case, vec![rates(case), 1.0, 1e9])).collect();
@@ -366,6 +380,7 @@ mod tests {
         assert_eq!(figures["ring_ratio"], 1.5);
         assert_eq!(figures["ring_ratio_embedded"], 3.0);
         assert_eq!(figures["ring_ratio_one_core"], 5.0);
+        assert_eq!(figures["ring_over_blocking"], 0.75);
         assert_eq!(figures["ring_over_io_uring"], 2.0);
         assert_eq!(figures["ring_over_io_uring_embedded"], 1.2);
     }

@@ -3,7 +3,7 @@
 use std::io;
 
 use tidegate::ring::{BufferIndex, Ring, RingConfig, Socket, SocketKey, Submission};
-use tidegate::{Net, TcpListener, TcpStream, UdpSocket};
+use tidegate::{Net, Poll, TcpListener, TcpStream, Token, UdpSocket};
 
 use super::{BATCH_MESSAGES, MESSAGE_BYTES, Transport};
 
@@ -35,38 +35,77 @@ fn wrong_message() -> io::Error {
     io::Error::other("a message arrived in pieces, or is another one")
 }
 
-/// Pairs used by a blocking call for each message.
+/// Pairs used by a call for each message.
 pub(super) struct PlainPairs {
     pairs: Vec<[Socket; 2]>,
     messages: Vec<[u8; MESSAGE_BYTES]>,
+    poll: Poll,
+    ready: Vec<Token>,
+}
+
+fn send(socket: &Socket, message: &[u8; MESSAGE_BYTES]) -> io::Result<()> {
+    let len = match socket {
+        Socket::Udp(socket) => socket.send(message)?,
+        Socket::Stream(stream) => stream.send(message)?,
+        Socket::Listener(_) => 0,
+    };
+    if len == MESSAGE_BYTES { Ok(()) } else { Err(wrong_message()) }
+}
+
+/// Receives message number `n`.
+fn recv(socket: &Socket, n: usize, message: &mut [u8; MESSAGE_BYTES]) -> io::Result<()> {
+    message[0] = u8::MAX;
+    let len = match socket {
+        Socket::Udp(socket) => socket.recv(message)?,
+        Socket::Stream(stream) => stream.recv(message)?,
+        Socket::Listener(_) => 0,
+    };
+    if len == MESSAGE_BYTES && message[0] == n as u8 { Ok(()) } else { Err(wrong_message()) }
 }
 
 impl PlainPairs {
     pub(super) fn new(net: &Net, transport: Transport, address: &str) -> io::Result<Self> {
         let messages = (0..BATCH_MESSAGES).map(|n| [n as u8; MESSAGE_BYTES]).collect();
-        Ok(Self { pairs: open(net, transport, address)?, messages })
+        let pairs = open(net, transport, address)?;
+        let mut poll = Poll::new(net);
+        for (n, end) in pairs.iter().flatten().enumerate() {
+            match end {
+                Socket::Udp(socket) => poll.register(socket, Token(n / 2))?,
+                Socket::Stream(stream) => poll.register(stream, Token(n / 2))?,
+                Socket::Listener(_) => {}
+            }
+        }
+        Ok(Self { pairs, messages, poll, ready: Vec::new() })
     }
 
-    /// Sends a message on each pair, and sends them back.
-    pub(super) fn echo(&mut self) -> io::Result<()> {
+    /// Sends a message on each pair, and sends them back. Each is received in its turn.
+    pub(super) fn echo_in_order(&mut self) -> io::Result<()> {
+        let Self { pairs, messages, .. } = self;
         for (from, to) in [(0, 1), (1, 0)] {
-            for (pair, message) in self.pairs.iter().zip(&self.messages) {
-                match &pair[from] {
-                    Socket::Udp(socket) => socket.send(message)?,
-                    Socket::Stream(stream) => stream.send(message)?,
-                    Socket::Listener(_) => 0,
-                };
+            for (pair, message) in pairs.iter().zip(&*messages) {
+                send(&pair[from], message)?;
             }
-            for (n, (pair, message)) in self.pairs.iter().zip(&mut self.messages).enumerate() {
-                message[0] = u8::MAX;
-                let len = match &pair[to] {
-                    Socket::Udp(socket) => socket.recv(message)?,
-                    Socket::Stream(stream) => stream.recv(message)?,
-                    Socket::Listener(_) => 0,
-                };
-                if len != MESSAGE_BYTES || message[0] != n as u8 {
-                    return Err(wrong_message());
+            for (n, (pair, message)) in pairs.iter().zip(&mut *messages).enumerate() {
+                recv(&pair[to], n, message)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message on each pair, and sends them back. Each is received when its socket is ready.
+    pub(super) fn echo_ready(&mut self) -> io::Result<()> {
+        let Self { pairs, messages, poll, ready } = self;
+        for (from, to) in [(0, 1), (1, 0)] {
+            for (pair, message) in pairs.iter().zip(&*messages) {
+                send(&pair[from], message)?;
+            }
+            let mut received = 0;
+            while received < BATCH_MESSAGES {
+                poll.wait(ready, None)?;
+                for &Token(n) in &*ready {
+                    recv(&pairs[n][to], n, &mut messages[n])?;
                 }
+                received += ready.len();
             }
         }
         Ok(())
