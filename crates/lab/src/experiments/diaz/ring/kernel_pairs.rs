@@ -1,4 +1,4 @@
-//! Pairs of sockets of the kernel, used by plain calls and by `io_uring`.
+//! Pairs of sockets of the kernel, used by a call for each message and by `io_uring`.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};

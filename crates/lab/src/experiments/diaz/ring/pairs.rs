@@ -1,4 +1,4 @@
-//! Pairs of sockets on Tidegate, used by plain calls and by a ring.
+//! Pairs of sockets on Tidegate, used by a call for each message and by a ring.
 
 use std::io;
 
