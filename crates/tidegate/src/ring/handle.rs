@@ -199,8 +199,8 @@ impl Ring {
 
     /// Submits, and waits until `count` completions can be taken, for at most `timeout` (`None`: no
     /// limit). Returns the number of completions that can be taken: fewer when the time is over, or
-    /// when operations wait for a free buffer or for space to send a datagram. With a count of 0 this looks for completions of
-    /// operations in flight, without waiting.
+    /// when operations wait for a free buffer or for space to send a datagram. With a count of 0 this
+    /// looks for completions of operations in flight, without waiting.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a `count` above [`RingConfig::entries`].
