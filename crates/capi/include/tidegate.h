@@ -21,6 +21,7 @@
 #ifndef TIDEGATE_H
 #define TIDEGATE_H
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
@@ -156,6 +157,109 @@ int tg_poll(struct pollfd *fds, nfds_t count, int timeout);
 /* Leaves the timeout as it is. */
 int tg_select(int count, fd_set *readable, fd_set *writable, fd_set *exceptional,
               struct timeval *timeout);
+
+/*
+ * Rings: many operations on many sockets by one call, and their results as completions. The concepts
+ * are those of io_uring; docs/c-library.md has an example.
+ *
+ * A ring has buffers, which programs name by index. The program holds a buffer that
+ * tg_ring_take_buffer or a completion gives it, until it queues a send of that buffer or releases
+ * it. A ring does not use O_NONBLOCK and the time-outs of its sockets. It keeps a socket open until
+ * TG_RING_CLOSE or the end of the ring, also after tg_close. Threads that use one ring take turns. A
+ * ring is closed by tg_close, and is not for tg_poll and epoll sets.
+ */
+
+/* Opcodes. */
+enum {
+    /* Completes with 0. */
+    TG_RING_NOP,
+    /* Accepts a connection of the listener `fd`; the result is its descriptor. */
+    TG_RING_ACCEPT,
+    /* Connects `fd` to `address`. */
+    TG_RING_CONNECT,
+    /* Receives a datagram, or bytes of a connection, into a free buffer; the result is their number,
+     * 0 without a buffer at the end of a stream. Without a free buffer it stays in flight. */
+    TG_RING_RECV,
+    /* Sends `length` bytes of `buffer`, all of them; a datagram to `address`, unless it is NULL. The
+     * completion returns the buffer. */
+    TG_RING_SEND,
+    /* Closes `fd`: the descriptor when it is queued, the socket after its sends. Its receives in
+     * flight complete with ECANCELED before. */
+    TG_RING_CLOSE,
+    /* Cancels the operations in flight whose user_data is `target`; the result is their number. */
+    TG_RING_CANCEL
+};
+
+/* Flags of operations: TG_RING_ACCEPT and TG_RING_RECV stay in flight after a completion; a send,
+ * close, cancel or nop that succeeds has no completion, and frees its buffer. */
+#define TG_RING_MULTISHOT 1u
+#define TG_RING_SKIP_SUCCESS 2u
+
+/* Flags of completions: the operation stays in flight; `buffer` is valid, and the program holds it;
+ * the datagram was longer than the buffer. */
+#define TG_RING_HAS_MORE 1u
+#define TG_RING_HAS_BUFFER 2u
+#define TG_RING_TRUNCATED 4u
+
+/* Operation. What its opcode does not use is 0. */
+struct tg_ring_entry {
+    int opcode;
+    unsigned int flags;
+    int fd;
+    unsigned int buffer;
+    uint64_t user_data;
+    uint64_t target;
+    /* Read by tg_ring_push. */
+    const struct sockaddr *address;
+    socklen_t address_length;
+    uint32_t length;
+};
+
+/* Result of an operation. */
+struct tg_ring_completion {
+    uint64_t user_data;
+    /* A negative error code, as -ECONNRESET. */
+    int result;
+    unsigned int flags;
+    unsigned int buffer;
+    /* Sender of a datagram, or peer of an accepted connection. */
+    socklen_t from_length;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } from;
+};
+
+/* Creates a ring with these limits; 0 selects the default. `entries`: operations that can be queued,
+ * and in flight, each (256; at most 32768); the completion queue is twice as long. `buffers` of
+ * `buffer_bytes` bytes each (256 of 2048; at most 65536 of 1 MiB). Errors: EINVAL. */
+int tg_ring_create(unsigned int entries, unsigned int buffers, unsigned int buffer_bytes);
+
+/* Queues operations for the next submit; returns how many. An error is that of the first entry. Errors:
+ * EBUSY when the queue is full: submit, and take completions; EINVAL for a buffer that the program
+ * does not hold. */
+int tg_ring_push(int ring, const struct tg_ring_entry *entries, unsigned int count);
+
+/* Starts the queued operations without waiting; returns how many. Errors: EBUSY when none can start:
+ * take completions, or cancel operations. */
+int tg_ring_submit(int ring);
+
+/* Submits, and waits until `count` completions can be taken, at most as long as `timeout`; NULL is
+ * without limit. Returns how many can be taken, fewer when the time is over or when receives wait
+ * for a free buffer. Errors: EINVAL for a count above `entries`, ENOBUFS when nothing can complete
+ * before the program releases a buffer, EINTR. */
+int tg_ring_submit_and_wait(int ring, unsigned int count, const struct timespec *timeout);
+
+/* Takes at most `max` completions, oldest first; returns how many. */
+int tg_ring_completions(int ring, struct tg_ring_completion *completions, unsigned int max);
+
+/* Takes a free buffer. Errors: ENOBUFS. */
+int tg_ring_take_buffer(int ring);
+/* Frees a buffer that the program holds. */
+int tg_ring_release_buffer(int ring, unsigned int buffer);
+/* Returns the memory of a buffer, valid until the ring is closed; NULL for an error. */
+void *tg_ring_buffer(int ring, unsigned int buffer);
 
 #ifdef __cplusplus
 }

@@ -9,6 +9,7 @@ use tidegate_posix::fd_table::FdTable;
 
 use crate::epoll::EpollSet;
 use crate::kqueue::Kqueue;
+use crate::ring::SocketRing;
 use crate::socket::{Socket, os_error};
 
 /// Object of a descriptor.
@@ -17,6 +18,7 @@ pub(crate) enum Entry {
     Socket(Arc<Socket>),
     Epoll(Arc<EpollSet>),
     Kqueue(Arc<Kqueue>),
+    Ring(Arc<SocketRing>),
 }
 
 static TABLE: FdTable<Entry> = FdTable::new();
@@ -119,6 +121,17 @@ pub(crate) fn kqueue(fd: c_int) -> io::Result<Arc<Kqueue>> {
     match get(fd) {
         Some(Entry::Kqueue(kqueue)) => Ok(kqueue),
         _ => Err(os_error(libc::EBADF)),
+    }
+}
+
+/// Ring of a descriptor.
+///
+/// # Errors
+/// `EBADF` for no descriptor, `EINVAL` for something else.
+pub(crate) fn ring(fd: c_int) -> io::Result<Arc<SocketRing>> {
+    match get(fd) {
+        Some(Entry::Ring(ring)) => Ok(ring),
+        _ => Err(other_kind(fd, libc::EINVAL)),
     }
 }
 

@@ -10,7 +10,7 @@
 //! * `calls`: the meaning of a call, with C arguments.
 //! * `poll`, `stack`: waiting, and the stack of the process.
 //! * `descriptors`: objects of descriptors.
-//! * `kqueue`, `epoll`, `socket`: the objects.
+//! * `kqueue`, `epoll`, `ring`, `socket`: the objects.
 
 mod boundary;
 mod calls;
@@ -21,6 +21,7 @@ mod fstack;
 mod kqueue;
 mod mtcp;
 mod poll;
+mod ring;
 mod sleeper;
 mod socket;
 mod stack;

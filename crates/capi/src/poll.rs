@@ -16,6 +16,7 @@ fn source(entry: &Entry) -> Option<&dyn Source> {
         Entry::Socket(socket) => socket.source(),
         Entry::Epoll(set) => Some(set.poll()),
         Entry::Kqueue(kqueue) => Some(kqueue.set().poll()),
+        Entry::Ring(_) => None,
     }
 }
 
@@ -24,6 +25,7 @@ fn net(entry: &Entry) -> &Net {
         Entry::Socket(socket) => &socket.net,
         Entry::Epoll(set) => set.net(),
         Entry::Kqueue(kqueue) => kqueue.set().net(),
+        Entry::Ring(ring) => ring.net(),
     }
 }
 
@@ -37,7 +39,7 @@ fn ready_bits(entry: &Entry) -> u32 {
 /// `ppoll`: sets `revents` and returns the number of ready descriptors.
 ///
 /// # Errors
-/// As `ppoll`; `EINVAL` for sockets of several stacks.
+/// As `ppoll`; `EINVAL` for sockets of several stacks, and for a ring.
 pub(crate) fn poll(
     fds: &mut [pollfd],
     timeout: Option<Duration>,
@@ -55,7 +57,9 @@ pub(crate) fn poll(
     let sources: Vec<(&dyn Source, Interest)> = own()
         .filter_map(|(entry, fd)| Some((source(entry)?, interest(fd.events as u16 as u32))))
         .collect();
-    if own().any(|(entry, _)| !self::net(entry).is_same(net)) {
+    let is_other =
+        |entry: &Entry| matches!(entry, Entry::Ring(_)) || !self::net(entry).is_same(net);
+    if own().any(|(entry, _)| is_other(entry)) {
         return Err(os_error(libc::EINVAL));
     }
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));

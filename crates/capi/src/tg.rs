@@ -11,6 +11,7 @@ use libc::{
 use tidegate_posix::arguments::{ms_timeout, timespec_timeout};
 
 use crate::boundary::export;
+use crate::calls::ring::{self, RingCompletion, RingEntry};
 use crate::calls::transfer::{ReadFn, ReplyFn, WriteFn};
 use crate::calls::{message, socket, transfer, wait};
 use crate::config::{DEFAULT_SOCKET, StackLocation};
@@ -234,6 +235,46 @@ export! {
         mask: *const sigset_t,
     ) -> c_int = count {
         wait::epoll_wait(set, events, max, ms_timeout(timeout), mask)
+    }
+    /// Creates a ring.
+    tg_ring_create(entries: c_uint, buffers: c_uint, buffer_bytes: c_uint) -> c_int = number {
+        ring::create(stack::net()?, entries, buffers, buffer_bytes)
+    }
+    /// Queues operations.
+    tg_ring_push(ring: c_int, entries: *const RingEntry, count: c_uint) -> c_int = count {
+        ring::push(ring, entries, count)
+    }
+    /// Submits operations.
+    tg_ring_submit(ring: c_int) -> c_int = count {
+        ring::submit(ring)
+    }
+    /// Submits operations, and waits for completions.
+    tg_ring_submit_and_wait(
+        ring: c_int,
+        count: c_uint,
+        timeout: *const timespec,
+    ) -> c_int = count {
+        ring::submit_and_wait(ring, count, timespec_timeout(timeout)?)
+    }
+    /// Takes completions.
+    tg_ring_completions(
+        ring: c_int,
+        completions: *mut RingCompletion,
+        max: c_uint,
+    ) -> c_int = count {
+        ring::completions(ring, completions, max)
+    }
+    /// Takes a free buffer.
+    tg_ring_take_buffer(ring: c_int) -> c_int = number {
+        ring::take_buffer(ring)
+    }
+    /// Frees a buffer.
+    tg_ring_release_buffer(ring: c_int, buffer: c_uint) -> c_int = status {
+        ring::release_buffer(ring, buffer)
+    }
+    /// Memory of a buffer.
+    tg_ring_buffer(ring: c_int, buffer: c_uint) -> *mut c_void = pointer {
+        ring::buffer(ring, buffer)
     }
     /// Waits for descriptors.
     tg_poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = count {

@@ -115,6 +115,8 @@ fn to_c(function: &str, rust: &str) -> String {
         "msghdr" | "mmsghdr" | "iovec" | "pollfd" | "epoll_event" | "timespec" | "timeval" => {
             return format!("struct {rust}");
         }
+        "RingEntry" => "struct tg_ring_entry",
+        "RingCompletion" => "struct tg_ring_completion",
         "Option<ReadFn>" => "tg_read_function",
         "Option<WriteFn>" => "tg_write_function",
         "Option<ReplyFn>" => "tg_reply_function",

@@ -20,6 +20,7 @@ const ECHO: &str = "examples/echo.c";
 const MTCP_SERVER: &str = "examples/mtcp_server.c";
 const MTCP_GET: &str = "examples/mtcp_get.c";
 const FF_SERVER: &str = "examples/ff_server.c";
+const RING_ECHO: &str = "examples/ring_echo.c";
 const ZERO_COPY: &str = "tests/programs/zero_copy.c";
 
 #[test]
@@ -44,6 +45,33 @@ fn echoes_with_the_kernel_in_both_roles() {
         for address in [CLIENT_V4, CLIENT_V6] {
             testbed.wait_for_port(address, 7000);
             let output = output_of(&mut place.command(&echo, &["call", address, "7000"]));
+            assert_eq!(output, "echoed\n");
+        }
+    });
+}
+
+#[test]
+fn rings_echo_with_the_kernel_in_both_roles() {
+    if !is_root("c_library") || !has_programs("c_library", &["cc"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = compile_for_kernel(folder.path(), ECHO);
+    let ring_echo = compile(folder.path(), RING_ECHO, &[]);
+    StackHost::each(|testbed, host| {
+        let _server = ChildProcess::new(&mut host.command(&ring_echo, &["serve", "7000"]));
+        let kernel = kernel.to_str().unwrap();
+        for address in [SERVER_V4, SERVER_V6] {
+            testbed.wait_for_port(address, 7000);
+            assert_eq!(testbed.tool(kernel, &["call", address, "7000"]), "echoed\n");
+        }
+    });
+    StackHost::each(|testbed, host| {
+        let mut serve = testbed.client().command(kernel.to_str().unwrap());
+        let _server = ChildProcess::new(serve.args(["serve", "7000"]));
+        for address in [CLIENT_V4, CLIENT_V6] {
+            testbed.wait_for_port(address, 7000);
+            let output = output_of(&mut host.command(&ring_echo, &["call", address, "7000"]));
             assert_eq!(output, "echoed\n");
         }
     });

@@ -7,7 +7,8 @@
 //!
 //! There are three ways to wait: blocking calls, as in `std::net`; [`Poll`] for many sockets;
 //! and, with feature `tokio`, futures (`tidegate::tokio`). [`Net::batch`] makes several calls
-//! on TCP sockets under one lock.
+//! on TCP sockets under one lock; a [`ring`] carries out operations on many sockets and reports
+//! their completion.
 //!
 //! # Features
 //! None is on by default: without a feature there are TAP devices, in-memory links, and devices
@@ -52,6 +53,7 @@ pub mod gate;
 pub mod host;
 mod net;
 mod poll;
+pub mod ring;
 mod tcp;
 #[cfg(feature = "tokio")]
 pub mod tokio;

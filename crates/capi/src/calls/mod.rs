@@ -2,6 +2,7 @@
 //! only in how they reach the stack.
 
 pub(crate) mod message;
+pub(crate) mod ring;
 pub(crate) mod socket;
 pub(crate) mod transfer;
 pub(crate) mod wait;

@@ -119,14 +119,23 @@ impl Socket {
                 accepted => accepted,
             }
         })?;
+        let accepted = self.open_accepted(stream)?;
+        let peer = accepted.to_program_family(peer);
+        Ok((accepted, peer))
+    }
+
+    /// Socket of a connection that the listener has accepted.
+    ///
+    /// # Errors
+    /// None in a new socket.
+    pub(crate) fn open_accepted(&self, stream: TcpStream) -> io::Result<Arc<Self>> {
         let settings = self.settings().accepted();
         stream.set_reset_on_close(settings.resets_on_close());
         let mut accepted = Self::new(&self.net, Protocol::Tcp, self.is_v6);
         accepted.settings = settings.into();
         let accepted = Arc::new(accepted);
         accepted.open(Endpoint::Stream(stream))?;
-        let peer = accepted.to_program_family(peer);
-        Ok((accepted, peer))
+        Ok(accepted)
     }
 
     /// Connects to a peer; `None` undoes the connection of a UDP socket. Returns false if the
@@ -170,6 +179,30 @@ impl Socket {
             }
         }
         self.wait_connected().map(|()| true)
+    }
+
+    /// Starts to connect a TCP socket; the caller learns the result and calls
+    /// [`Socket::note_connected`].
+    ///
+    /// # Errors
+    /// As `connect`; `EALREADY` for another attempt.
+    pub(crate) fn begin_connect(self: &Arc<Self>, peer: SocketAddr) -> io::Result<()> {
+        match self.endpoint() {
+            None => self.start_connect(peer),
+            Some(_) if self.is_connecting() => Err(os_error(libc::EALREADY)),
+            Some(_) => Err(os_error(libc::EISCONN)),
+        }
+    }
+
+    /// True while the program does not know the result of connecting.
+    pub(crate) fn is_connecting(&self) -> bool {
+        self.is_connecting.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the program knows the result of connecting.
+    pub(crate) fn note_connected(&self, is_success: bool) {
+        self.is_connecting.store(false, Ordering::Relaxed);
+        self.has_never_connected.store(!is_success, Ordering::Relaxed);
     }
 
     fn start_connect(self: &Arc<Self>, peer: SocketAddr) -> io::Result<()> {
@@ -224,8 +257,7 @@ impl Socket {
             false => finished,
         };
         if !matches!(&finished, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
-            self.is_connecting.store(false, Ordering::Relaxed);
-            self.has_never_connected.store(finished.is_err(), Ordering::Relaxed);
+            self.note_connected(finished.is_ok());
         }
         finished
     }

@@ -24,6 +24,7 @@ mod reader_scaling;
 mod receive_queues;
 mod receive_trace;
 mod result_file;
+mod ring;
 mod router;
 mod soak;
 pub(crate) mod summary;
@@ -145,6 +146,9 @@ pub(crate) enum Lab {
     /// socket, pipe, loopback TCP, and the daemon
     #[command(alias = "attach")]
     AttachLatency(attach_latency::AttachLatencyLab),
+    /// Messages per second of a ring of submissions and completions over a call for each message, on
+    /// UDP and TCP, attached and embedded, beside io_uring
+    Ring(ring::RingLab),
     /// Tidegate on DPDK devices: forwarding compared with dpdk-testpmd, UDP echo, a flood,
     /// services over memif and as the host of a virtual machine
     Dpdk(dpdk::DpdkLab),
@@ -235,6 +239,7 @@ impl Lab {
             Lab::Nfs(lab) => lab.run(),
             Lab::ConcurrentReads(lab) => lab.run(),
             Lab::AttachLatency(lab) => lab.run(),
+            Lab::Ring(lab) => lab.run(),
             Lab::Dpdk(lab) => lab.run(),
             Lab::Chaos(lab) => lab.run(),
             Lab::Hostile(lab) => lab.run(),

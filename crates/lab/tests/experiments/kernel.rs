@@ -72,6 +72,19 @@ fn attach_latency_lab_measures_every_transport() {
 }
 
 #[test]
+fn ring_lab_measures_every_stack() {
+    let result = lab(&["ring", "--seconds", "0.01", "--repeats", "1"]);
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 48, "two transports, two families, four stacks, three kinds of calls");
+    assert!(rows.iter().all(|row| row["messages_per_s"].as_f64().unwrap() > 0.0));
+    for figure in ["ring_ratio", "ring_ratio_embedded", "ring_over_io_uring"] {
+        assert!(result["figures"][figure].as_f64().unwrap() > 0.0, "{figure}");
+    }
+    let some = lab(&["ring", "--seconds", "0.01", "--repeats", "1", "--only", "tcp IPv6 embedded"]);
+    assert_eq!(some["rows"].as_array().unwrap().len(), 3);
+}
+
+#[test]
 fn chaos_lab_kills_applications_and_the_daemon() {
     if !is_root("chaos_lab_kills_applications_and_the_daemon") {
         return;

@@ -308,6 +308,12 @@ impl Attachment {
         self.shares_processor
     }
 
+    /// True if the network core shares the processor of the thread that waited last: then nothing
+    /// arrives while that thread runs.
+    pub fn shares_processor(&self) -> bool {
+        self.shares_processor
+    }
+
     /// True if the network core waits for the processor of the thread that waited last.
     pub fn is_processor_wanted(&self) -> bool {
         self.shares_processor && !self.daemon_sleeps.is_requested()

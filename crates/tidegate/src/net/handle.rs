@@ -28,6 +28,7 @@ use crate::backend::embedded::threads;
 use crate::types::deadline::Deadline;
 use crate::types::errors::unsupported_when_attached;
 use crate::types::exchange::Exchange;
+use crate::types::sleeper::Sleeper;
 use crate::types::socket_id::SocketId;
 use crate::types::socket_ops::SocketOps;
 
@@ -396,6 +397,18 @@ impl Net {
         ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
         self.backend.wait_until(sockets, deadline, ready)
+    }
+
+    /// Runs the stack until `ready` returns true, or `sleeper` has found an event of its own; see
+    /// [`Backend::wait`].
+    pub(crate) fn wait_for(
+        &self,
+        sockets: &[SocketId],
+        deadline: Deadline,
+        sleeper: &mut dyn Sleeper,
+        ready: impl FnMut(&mut dyn SocketOps) -> bool,
+    ) -> io::Result<bool> {
+        self.backend.wait(sockets, deadline, sleeper, ready)
     }
 
     /// Waits for datagrams of a socket, and answers a batch of them; see

@@ -2,12 +2,13 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
 use std::io;
 
 use tidegate_stack::TcpId;
 
 use super::readiness::{Change, Interest, Readiness, Ready, Token, Trigger};
-use super::socket_id::{PollSetId, SocketId, SocketMap};
+use super::socket_id::{IdHasher, PollSetId, SocketId, SocketMap};
 use super::waiters::Waiters;
 
 /// Registration of a socket in a set.
@@ -28,7 +29,7 @@ struct Member {
 #[derive(Default)]
 pub(crate) struct PollSets {
     /// Per set, the sockets that were ready at the last check or had an event since.
-    maybe_ready: HashMap<PollSetId, VecDeque<SocketId>>,
+    maybe_ready: HashMap<PollSetId, VecDeque<SocketId>, BuildHasherDefault<IdHasher>>,
     /// Registrations of streams, by slot: nearly all sockets are streams in one set.
     streams: Vec<Option<(TcpId, Member)>>,
     /// Registrations of other sockets, and of streams in more than one set.
@@ -242,6 +243,23 @@ impl PollSets {
             }
         }
         self.maybe_ready.insert(set, waiting);
+    }
+
+    /// Takes the sockets of a set that had an event since they were taken last, ready or not, and
+    /// reports their tokens.
+    pub(crate) fn take_changed(&mut self, set: PollSetId, mut report: impl FnMut(Token)) {
+        let Some(changed) = self.maybe_ready.get_mut(&set) else { return };
+        if changed.is_empty() {
+            return;
+        }
+        let mut changed = std::mem::take(changed);
+        for id in changed.drain(..) {
+            if let Some(entry) = self.find(set, id) {
+                entry.queued = false;
+                report(entry.token);
+            }
+        }
+        self.maybe_ready.insert(set, changed);
     }
 
     /// True if a socket of the set would be reported.

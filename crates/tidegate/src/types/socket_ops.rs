@@ -56,6 +56,13 @@ pub(crate) trait SocketOps {
     fn commit(&mut self) -> io::Result<()>;
     /// Like [`SocketOps::commit`], or together with the segments of other tasks.
     fn commit_later(&mut self) -> io::Result<()>;
+    /// Begins operations that are committed together.
+    fn begin_batch(&mut self);
+    /// Commits the operations since [`SocketOps::begin_batch`], among them receives from the
+    /// sockets `read`.
+    fn end_batch(&mut self, read: &[SocketId]) -> io::Result<()>;
+    /// True if data may arrive before the event of its socket.
+    fn has_early_data(&self) -> bool;
     /// Called when a thread unlocks the stack.
     fn on_release(&mut self);
 

@@ -412,6 +412,16 @@ impl UdpSocket {
         self.inner.id
     }
 
+    /// True if the program has closed the receive direction.
+    pub(crate) fn is_read_closed(&self) -> bool {
+        self.inner.is_read_closed.load(Ordering::Relaxed)
+    }
+
+    /// True if the program has closed the send direction.
+    pub(crate) fn is_write_closed(&self) -> bool {
+        self.inner.is_write_closed.load(Ordering::Relaxed)
+    }
+
     /// Deadline of a receiving call.
     pub(super) fn read_deadline(&self) -> Deadline {
         Deadline::of_call(&self.inner.nonblocking, timeout(&self.inner.read_timeout))
@@ -421,10 +431,7 @@ impl UdpSocket {
         &self,
         mut ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
-        let end = || {
-            let is_closed = self.inner.is_read_closed.load(Ordering::Relaxed);
-            is_closed.then(|| Err(io::ErrorKind::UnexpectedEof.into()))
-        };
+        let end = || self.is_read_closed().then(|| Err(io::ErrorKind::UnexpectedEof.into()));
         let ids = [SocketId::Udp(self.inner.id)];
         self.inner.net.wait_until(&ids, self.read_deadline(), |ops| ready(ops).or_else(end))
     }
@@ -433,7 +440,7 @@ impl UdpSocket {
         &self,
         ready: impl FnMut(&mut dyn SocketOps) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
-        if self.inner.is_write_closed.load(Ordering::Relaxed) {
+        if self.is_write_closed() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         let deadline =

@@ -5,3 +5,4 @@ pub mod attach_latency;
 pub mod context_switches;
 pub mod cores;
 pub mod elastic;
+pub mod ring;

@@ -198,6 +198,11 @@ impl Attachments {
         shares_processor
     }
 
+    /// True if no network core runs while the thread that waited last does.
+    pub(super) fn share_processor(&self) -> bool {
+        self.all.iter().all(Attachment::shares_processor)
+    }
+
     /// True if a network core waits for the processor of this thread.
     pub(super) fn is_processor_wanted(&self) -> bool {
         self.all.iter().any(Attachment::is_processor_wanted)

@@ -212,6 +212,20 @@ impl SocketOps for AttachedCore {
         Ok(())
     }
 
+    fn begin_batch(&mut self) {
+        self.attachments.defer_wake_ups(u32::MAX);
+    }
+
+    fn end_batch(&mut self, _: &[SocketId]) -> io::Result<()> {
+        self.attachments.wake_daemon_if_deferred();
+        Ok(())
+    }
+
+    /// Data is in shared memory before its notification is read.
+    fn has_early_data(&self) -> bool {
+        !self.attachments.share_processor()
+    }
+
     /// Dispatches notifications that a call received while it waited for its reply.
     fn on_release(&mut self) {
         if self.attachments.have_changed() {

@@ -127,6 +127,19 @@ impl SocketOps for EmbeddedCore {
         SocketOps::commit(self)
     }
 
+    fn begin_batch(&mut self) {
+        self.engine.read_clock();
+    }
+
+    fn end_batch(&mut self, read: &[SocketId]) -> io::Result<()> {
+        self.on_read(read);
+        SocketOps::commit(self)
+    }
+
+    fn has_early_data(&self) -> bool {
+        false
+    }
+
     #[inline]
     fn on_release(&mut self) {
         if let Some(meter) = &mut self.meter {
