@@ -424,7 +424,7 @@ impl Epoll {
     fn collect_ready_sockets(&self, events: &mut [epoll_event]) -> usize {
         let mut polls = [self.poll.get(), self.second_poll.get()];
         // A caller that takes few events at a time must not starve either.
-        if self.is_seconds_turn.fetch_xor(true, Ordering::Relaxed) {
+        if polls[1].is_some() && self.is_seconds_turn.fetch_xor(true, Ordering::Relaxed) {
             polls.reverse();
         }
         let mut count = 0;
