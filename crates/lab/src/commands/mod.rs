@@ -63,6 +63,8 @@ pub(crate) enum Lab {
     /// TCP echo with few clients, after Farias: latency
     #[command(alias = "echo-3")]
     EchoLatency(tcp::TcpLab),
+    /// A web server written for mTCP, on the C library and on the kernel's epoll, by wrk
+    MtcpServer(tcp::TcpLab),
     /// One-way TCP throughput, into a server and out of a server
     Bulk(tcp::TcpLab),
     /// Cost of idle TCP connections: memory, and the latency of a request
@@ -211,6 +213,7 @@ impl Lab {
                 lab.run(tidegate_lab::experiments::farias::echo::run_message_size)
             }
             Lab::EchoLatency(lab) => lab.run(tidegate_lab::experiments::farias::echo::run_latency),
+            Lab::MtcpServer(lab) => lab.run(tidegate_lab::experiments::farias::mtcp_server::run),
             Lab::Bulk(lab) => lab.run(tidegate_lab::experiments::compare::bulk::run),
             Lab::Connections(lab) => lab.run(),
             Lab::Growth(lab) => lab.run(),

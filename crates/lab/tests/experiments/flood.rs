@@ -75,6 +75,23 @@ fn nfs_lab_measures_every_load_of_both_floods() {
 }
 
 #[test]
+fn elastic_lab_accounts_for_every_request() {
+    if !is_root("lab elastic") {
+        return;
+    }
+    let result = lab(&["elastic", "--seconds", "0.3", "--peak", "2000"]);
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5, "up and down again");
+    for row in rows {
+        assert!(row["cores_at_most"].as_u64() >= row["cores_at_end"].as_u64(), "{row}");
+    }
+    // At most 0.3 s at 2,000, 1,000 and 100 requests/s.
+    let (sent, lost) = (figure(&result, "elastic_sent"), figure(&result, "elastic_lost"));
+    assert!(lost < sent && sent <= 1_300.0, "{lost} of {sent}");
+    assert!(figure(&result, "elastic_cores_at_most") >= 1.0);
+}
+
+#[test]
 fn cores_lab_counts_crossings_with_a_queue_for_each_core_and_with_one() {
     if !is_root("lab cores") {
         return;

@@ -1,4 +1,5 @@
-//! Farias (2023): TCP echo in three scenarios, and DPDK.
+//! Farias (2023): TCP echo in three scenarios, a server written for mTCP, and DPDK.
 
 pub mod dpdk;
 pub mod echo;
+pub mod mtcp_server;
