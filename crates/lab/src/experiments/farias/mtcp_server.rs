@@ -47,13 +47,13 @@ const LOAD_CORE: usize = 1;
 
 /// Stack of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Host {
+enum StackHost {
     /// The C library, with the stack in the program.
     Tidegate,
     Kernel(ReceiveWork),
 }
 
-impl Host {
+impl StackHost {
     fn name(self) -> &'static str {
         match self {
             Self::Tidegate => "tidegate",
@@ -108,8 +108,8 @@ impl Programs {
     }
 
     /// Command of the server on a stack.
-    fn command(&self, testbed: &FloodTestbed, host: Host) -> Result<Command, LabError> {
-        let program = self.path(if host == Host::Tidegate { "tidegate" } else { "kernel" });
+    fn command(&self, testbed: &FloodTestbed, host: StackHost) -> Result<Command, LabError> {
+        let program = self.path(if host == StackHost::Tidegate { "tidegate" } else { "kernel" });
         let config = self.path("mtcp.conf");
         let device = &testbed.pair.b.device;
         let text = format!("io = xdp\nport = {device}\naddr = {TIDEGATE_ADDRESS}/{PREFIX_BITS}\n");
@@ -127,13 +127,17 @@ struct Running {
 }
 
 impl Running {
-    fn start(programs: &Programs, testbed: &FloodTestbed, host: Host) -> Result<Self, LabError> {
+    fn start(
+        programs: &Programs,
+        testbed: &FloodTestbed,
+        host: StackHost,
+    ) -> Result<Self, LabError> {
         let settings = match host {
-            Host::Tidegate => {
+            StackHost::Tidegate => {
                 testbed.prepare(Receiver::Server)?;
                 Vec::new()
             }
-            Host::Kernel(work) => {
+            StackHost::Kernel(work) => {
                 testbed.prepare(Receiver::Kernel)?;
                 work.place(&testbed.pair.b, SERVER_CORE)?;
                 work.program_settings()?
@@ -153,7 +157,7 @@ impl Running {
 fn measure(
     programs: &Programs,
     testbed: &FloodTestbed,
-    (host, connections): (Host, usize),
+    (host, connections): (StackHost, usize),
     seconds: f64,
 ) -> Result<f64, LabError> {
     let server = Running::start(programs, testbed, host)?;
@@ -166,13 +170,13 @@ fn measure(
 /// Requests/s of Tidegate and of the kernel's best at one number of connections.
 struct Comparison {
     connections: usize,
-    kernel: FirstPass<Host>,
+    kernel: FirstPass<StackHost>,
     rates: [Vec<f64>; 2],
 }
 
 impl Comparison {
-    fn hosts(&self) -> [Host; 2] {
-        [Host::Tidegate, self.kernel.best()]
+    fn hosts(&self) -> [StackHost; 2] {
+        [StackHost::Tidegate, self.kernel.best()]
     }
 
     fn rows(&self) -> impl Iterator<Item = Value> {
@@ -198,8 +202,8 @@ impl Comparison {
 pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let programs = Programs::build()?;
     let testbed = FloodTestbed::new(SERVER_CORE, LOAD_CORE)?;
-    let ways = ReceiveWork::PROGRAMS.map(Host::Kernel);
-    let name = |host: Host| host.name().to_owned();
+    let ways = ReceiveWork::PROGRAMS.map(StackHost::Kernel);
+    let name = |host: StackHost| host.name().to_owned();
     let first_seconds = config.seconds.min(FIRST_PASS_SECONDS);
     let progress = Progress::of_part("first pass", CONNECTIONS.len());
     let mut comparisons = Vec::new();
