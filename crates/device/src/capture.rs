@@ -10,7 +10,7 @@ use crate::admission::EarlyDrop;
 use crate::pcap::{
     MAX_PACKET_BYTES, PcapError, RECORD_HEADER_BYTES, Record, Writer, wall_clock_ns,
 };
-use crate::steering::{SharedRules, SteeringRule};
+use crate::steering::SharedRules;
 use crate::tx_copies::TxCopies;
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 
@@ -194,10 +194,6 @@ impl<P: Device, W: Write + Send> Device for Capture<P, W> {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.device.wake_fd()
-    }
-
-    fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
-        self.device.set_steering(rule, take)
     }
 
     fn shared_rules(&self) -> Option<Arc<dyn SharedRules>> {

@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use fastrand::Rng;
 use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropCounters, DropReason, Sum};
 
 use crate::admission::EarlyDrop;
-use crate::steering::SteeringRule;
+use crate::steering::SharedRules;
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 
 /// Fault rates: independent probabilities for each frame, from 0 to 1.
@@ -353,8 +354,8 @@ impl<P: Device> Device for FaultInjector<P> {
         self.device.wake_fd()
     }
 
-    fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
-        self.device.set_steering(rule, take)
+    fn shared_rules(&self) -> Option<Arc<dyn SharedRules>> {
+        self.device.shared_rules()
     }
 
     fn early_drop(&mut self) -> Option<&mut dyn EarlyDrop> {

@@ -255,8 +255,9 @@ pub trait Device: Send {
     /// # Errors
     /// [`io::ErrorKind::Unsupported`] on devices that cannot redirect packets of the kernel;
     /// otherwise the kernel's error.
-    fn set_steering(&mut self, _rule: &steering::SteeringRule, _take: bool) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
+    fn set_steering(&self, rule: &steering::SteeringRule, take: bool) -> io::Result<()> {
+        self.shared_rules()
+            .map_or(Err(io::ErrorKind::Unsupported.into()), |rules| rules.set(rule, take))
     }
 
     /// Steering rules for threads that share the device; `None` on devices that cannot redirect
@@ -376,9 +377,6 @@ impl<P: Device + ?Sized> Device for Box<P> {
     }
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         (**self).wake_fd()
-    }
-    fn set_steering(&mut self, rule: &steering::SteeringRule, take: bool) -> io::Result<()> {
-        (**self).set_steering(rule, take)
     }
     fn shared_rules(&self) -> Option<Arc<dyn steering::SharedRules>> {
         (**self).shared_rules()

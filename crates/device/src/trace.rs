@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tidegate_memory::Arena;
 
 use crate::admission::EarlyDrop;
-use crate::steering::{SharedRules, SteeringRule};
+use crate::steering::SharedRules;
 use crate::tx_copies::TxCopies;
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 
@@ -111,10 +111,6 @@ impl<P: Device, W: Write + Send> Device for Trace<P, W> {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.device.wake_fd()
-    }
-
-    fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
-        self.device.set_steering(rule, take)
     }
 
     fn shared_rules(&self) -> Option<Arc<dyn SharedRules>> {

@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
-use aya::maps::MapError;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, ProgramError, SchedClassifier, SocketFilter, TcAttachType};
 use aya::{Ebpf, EbpfError};
@@ -12,8 +11,7 @@ use aya::{Ebpf, EbpfError};
 use super::config::PacketError;
 use crate::bpf::{self, system_error};
 use crate::capabilities::RequiredCapabilities;
-use crate::steering::SteeringRule;
-use crate::xdp::rules::{self, RuleMaps, SharedRuleMaps};
+use crate::xdp::rules::{RuleMaps, SharedRuleMaps};
 
 /// Built from `bpf/divert.bpf.c` by `make -C bpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/divert.bpf.o");
@@ -57,12 +55,6 @@ impl PortDiverter {
     pub(super) fn filter(&mut self, socket: impl AsFd) -> io::Result<()> {
         let filter = filter(&mut self.ebpf).map_err(io::Error::other)?;
         filter.attach(socket).map_err(io::Error::other)
-    }
-
-    /// Adds a user of a rule (`take`), or removes one.
-    pub(super) fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> Result<(), MapError> {
-        let mut rules = rules::lock(&self.rules);
-        if take { rules.steer(rule) } else { rules.unsteer(rule) }
     }
 
     /// Rules for other threads.

@@ -37,7 +37,7 @@ use crate::buffer::LINK_HEADER_BYTES;
 use crate::netlink::Interface;
 use crate::segments::{Segments, Splitter};
 #[cfg(feature = "xdp")]
-use crate::steering::{SharedRules, SteeringRule};
+use crate::steering::SharedRules;
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, OpenDevice, buffer, vnet};
 pub use config::{PacketConfig, PacketError, ReceiveMode, Steering};
 #[cfg(feature = "xdp")]
@@ -567,14 +567,6 @@ impl Device for PacketDevice {
             self.counters.drops.add(DropReason::DeviceRingFull, dropped);
         }
         self.counters.clone()
-    }
-
-    #[cfg(feature = "xdp")]
-    fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
-        let Some(diverter) = &mut self.diverter else {
-            return Err(io::ErrorKind::Unsupported.into());
-        };
-        diverter.set_steering(rule, take).map_err(io::Error::other)
     }
 
     #[cfg(feature = "xdp")]

@@ -13,7 +13,7 @@ use super::queue_requests::QueueRequest;
 use super::uplinks::Uplinks;
 use crate::admission::EarlyDrop;
 use crate::mem::MemDevice;
-use crate::steering::SteeringRule;
+use crate::steering::SharedRules;
 use crate::{Burst, Capabilities, Device, DeviceCounters, OpenDevice, ShardedDevice};
 
 /// Device of one core: receives from a queue of its own, if it has one, and what other cores have
@@ -336,8 +336,8 @@ impl Device for CoreDevice {
         Some(self.wake_epoll.as_fd())
     }
 
-    fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
-        self.flow_steering.set_rule(rule, take)
+    fn shared_rules(&self) -> Option<Arc<dyn SharedRules>> {
+        self.flow_steering.rules()
     }
 
     fn early_drop(&mut self) -> Option<&mut dyn EarlyDrop> {

@@ -14,7 +14,7 @@ use super::flow::Flow;
 use super::queue_requests::{QueueRequest, QueueRequests};
 use super::steering_table::{SteeringTable, SteeringView};
 use crate::OpenDevice;
-use crate::steering::{SharedRules, SteeringRule};
+use crate::steering::SharedRules;
 
 /// Maximum duration of one receive of another core, which may have to wait for its processor.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -44,7 +44,7 @@ pub struct FlowSteering {
     queue_requests: QueueRequests,
     /// Counters of each secondary core.
     tx_rings: Box<[TxRingCounters]>,
-    /// Steering rules of the device, which its primary core sets.
+    /// Steering rules of the device, for every core.
     rules: Mutex<Option<Arc<dyn SharedRules>>>,
 }
 
@@ -84,10 +84,9 @@ impl FlowSteering {
         *self.rules.lock().unwrap_or_else(PoisonError::into_inner) = rules;
     }
 
-    /// Changes a steering rule of the device, for any core.
-    pub(super) fn set_rule(&self, rule: &SteeringRule, take: bool) -> io::Result<()> {
-        let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        rules.map_or(Err(io::ErrorKind::Unsupported.into()), |rules| rules.set(rule, take))
+    /// Steering rules of the device.
+    pub(super) fn rules(&self) -> Option<Arc<dyn SharedRules>> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Number of cores.

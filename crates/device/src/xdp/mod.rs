@@ -262,10 +262,6 @@ impl Device for XdpDevice {
         self.queues.wake_fd()
     }
 
-    fn set_steering(&mut self, rule: &SteeringRule, take: bool) -> io::Result<()> {
-        if take { self.steer(*rule) } else { self.unsteer(rule) }.map_err(io::Error::other)
-    }
-
     fn shared_rules(&self) -> Option<Arc<dyn SharedRules>> {
         Some(self.program.shared_rules())
     }

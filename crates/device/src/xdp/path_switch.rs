@@ -124,7 +124,7 @@ impl PathSwitch {
         };
         let totals = self.with_packets(totals);
         let mut next = self.monitor.next_path(path, totals, now);
-        if self.is_limited || program.steering().rules != self.addresses {
+        if self.is_limited || !program.has_rules(&self.addresses) {
             next = ReceivePath::Xdp;
         }
         if next != path && (next == ReceivePath::Packet || now >= self.attach_at) {

@@ -172,6 +172,12 @@ impl SteeringProgram {
         steering.rules.iter().try_for_each(|rule| rules.steer(rule))
     }
 
+    /// True if these are the rules.
+    #[cfg(feature = "packet")]
+    pub(super) fn has_rules(&self, rules: &[SteeringRule]) -> bool {
+        rules::lock(&self.rules).steering().rules == rules
+    }
+
     /// Rules for other threads.
     pub(super) fn shared_rules(&self) -> SharedRuleMaps {
         Arc::clone(&self.rules)

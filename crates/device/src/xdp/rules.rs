@@ -7,6 +7,7 @@ use aya::Ebpf;
 use aya::maps::{Array, HashMap, MapData, MapError};
 
 use super::admission::take_map;
+use super::error::XdpError;
 use super::steering::{AddressKey, PortKey, RuleUsers, SettingsValue, Steering};
 use crate::steering::{SharedRules, SteeringRule};
 
@@ -18,7 +19,7 @@ impl SharedRules for Mutex<RuleMaps> {
     fn set(&self, rule: &SteeringRule, take: bool) -> io::Result<()> {
         let mut rules = lock(self);
         let set = if take { rules.steer(rule) } else { rules.unsteer(rule) };
-        set.map_err(io::Error::other)
+        set.map_err(|error| io::Error::other(XdpError::from(error)))
     }
 }
 

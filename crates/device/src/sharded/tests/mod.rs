@@ -1,6 +1,7 @@
 mod queues;
 
 use std::net::IpAddr;
+use std::sync::Mutex;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_memory::{Arena, ArenaConfig, Frame, FrameSize};
@@ -8,9 +9,11 @@ use tidegate_wire::{Icmpv4Message, Icmpv6Message, Medium, icmpv4};
 
 use super::destination::Destination;
 use super::*;
-use crate::Burst;
+use crate::fault::{FaultConfig, FaultInjector};
 use crate::mem::{MemDevice, wire};
-use crate::steering::TransportProtocol;
+use crate::steering::{SharedRules, SteeringRule, TransportProtocol};
+use crate::trace::Trace;
+use crate::{Burst, DeviceCounters};
 
 const UDP: u8 = 17;
 const TCP: u8 = 6;
@@ -671,4 +674,63 @@ fn primary_core_forwards_while_it_does_not_receive() {
         );
         assert_eq!(receive_all(&mut testbed.primary, &mut testbed.primary_arena), [packet]);
     }
+}
+
+/// Device with steering rules: notes what is set.
+struct DeviceWithRules {
+    link: MemDevice,
+    rules: Arc<RuleLog>,
+}
+
+#[derive(Default)]
+struct RuleLog(Mutex<Vec<(SteeringRule, bool)>>);
+
+impl SharedRules for RuleLog {
+    fn set(&self, rule: &SteeringRule, take: bool) -> io::Result<()> {
+        self.0.lock().unwrap().push((*rule, take));
+        Ok(())
+    }
+}
+
+impl Device for DeviceWithRules {
+    fn capabilities(&self) -> &Capabilities {
+        self.link.capabilities()
+    }
+    fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
+        self.link.receive(arena, burst, quota)
+    }
+    fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
+        self.link.transmit(arena, burst)
+    }
+    fn shared_rules(&self) -> Option<Arc<dyn SharedRules>> {
+        Some(Arc::clone(&self.rules) as Arc<dyn SharedRules>)
+    }
+    fn counters(&mut self) -> DeviceCounters {
+        self.link.counters()
+    }
+}
+
+#[test]
+fn every_core_sets_the_rules_of_the_device_through_any_wrapper() {
+    let rule = SteeringRule::Port { protocol: TransportProtocol::Udp, address: None, port: 53 };
+    let rules = Arc::new(RuleLog::default());
+    let device = || {
+        let (link, _) = wire(&MemConfig::default()).unwrap();
+        DeviceWithRules { link, rules: Arc::clone(&rules) }
+    };
+    let wrapped: [Box<dyn Device>; 3] = [
+        Box::new(device()),
+        Box::new(FaultInjector::new(device(), FaultConfig::default()).unwrap()),
+        Box::new(Trace::new(device(), io::sink())),
+    ];
+    for device in wrapped {
+        for core in shard(device, 2).unwrap() {
+            core.set_steering(&rule, true).unwrap();
+            core.set_steering(&rule, false).unwrap();
+        }
+        assert_eq!(rules.0.lock().unwrap().split_off(0), [(rule, true), (rule, false)].repeat(2));
+    }
+    let (link, _) = wire(&MemConfig::default()).unwrap();
+    let refused = shard(Box::new(link), 2).unwrap()[1].set_steering(&rule, true).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::Unsupported);
 }
