@@ -3,7 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -13,6 +12,7 @@ use tidegate_apps::ServeCounters;
 use tidegate_apps::http::{DocumentRoot, HttpLimits, Service, serve_http, serve_http_kernel};
 
 use super::common::{ServerOptions, nonzero_port};
+use super::limits::{set_connections, set_memory, set_timeout};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
@@ -77,34 +77,15 @@ impl HttpOptions {
     /// Returns the limits of the server.
     fn limits(&self) -> Result<HttpLimits, Failure> {
         let mut limits = HttpLimits::default();
-        if let Some(connections) = self.connections {
-            if connections == 0 {
-                return Err("--connections 0: no client would be served; give 1 or more".into());
-            }
-            limits.max_connections = connections;
-        }
-        if let Some(mib) = self.memory {
-            if mib < MIN_MEMORY_MIB {
-                return Err(format!(
-                    "--memory {mib}: too few clients would be served; give {MIN_MEMORY_MIB} or more"
-                )
-                .into());
-            }
-            limits.memory_bytes = mib.saturating_mul(1 << 20);
-        }
+        set_connections(&mut limits.max_connections, self.connections)?;
+        set_memory(&mut limits.memory_bytes, self.memory, MIN_MEMORY_MIB)?;
         if let Some(kib) = self.send_buffer {
             limits.max_send_buffer_bytes = kib.saturating_mul(1 << 10);
         }
-        for (timeout, seconds) in [
-            (&mut limits.header_timeout, self.header_timeout),
-            (&mut limits.body_timeout, self.body_timeout),
-            (&mut limits.write_timeout, self.write_timeout),
-            (&mut limits.idle_timeout, self.idle_timeout),
-        ] {
-            if let Some(seconds) = seconds {
-                *timeout = Duration::from_secs(seconds.max(1));
-            }
-        }
+        set_timeout(&mut limits.header_timeout, self.header_timeout);
+        set_timeout(&mut limits.body_timeout, self.body_timeout);
+        set_timeout(&mut limits.write_timeout, self.write_timeout);
+        set_timeout(&mut limits.idle_timeout, self.idle_timeout);
         Ok(limits)
     }
 }

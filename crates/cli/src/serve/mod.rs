@@ -4,6 +4,7 @@ mod common;
 mod dns;
 mod echo;
 mod http;
+mod limits;
 mod nfs;
 
 use clap::{Args, Subcommand};

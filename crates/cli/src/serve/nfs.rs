@@ -3,7 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -11,6 +10,7 @@ use tidegate::Limits;
 use tidegate_apps::nfs::{Export, NfsLimits, NfsService, serve_nfs, serve_nfs_kernel};
 
 use super::common::{ServerOptions, nonzero_port};
+use super::limits::{set_connections, set_memory, set_timeout};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
@@ -72,29 +72,10 @@ impl NfsOptions {
     /// Returns the limits of the server.
     fn limits(&self) -> Result<NfsLimits, Failure> {
         let mut limits = NfsLimits::default();
-        if let Some(connections) = self.connections {
-            if connections == 0 {
-                return Err("--connections 0: no client would be served; give 1 or more".into());
-            }
-            limits.max_connections = connections;
-        }
-        if let Some(mib) = self.memory {
-            if mib < MIN_MEMORY_MIB {
-                return Err(format!(
-                    "--memory {mib}: too few clients would be served; give {MIN_MEMORY_MIB} or more"
-                )
-                .into());
-            }
-            limits.memory_bytes = mib.saturating_mul(1 << 20);
-        }
-        for (timeout, seconds) in [
-            (&mut limits.idle_timeout, self.idle_timeout),
-            (&mut limits.progress_timeout, self.progress_timeout),
-        ] {
-            if let Some(seconds) = seconds {
-                *timeout = Duration::from_secs(seconds.max(1));
-            }
-        }
+        set_connections(&mut limits.max_connections, self.connections)?;
+        set_memory(&mut limits.memory_bytes, self.memory, MIN_MEMORY_MIB)?;
+        set_timeout(&mut limits.idle_timeout, self.idle_timeout);
+        set_timeout(&mut limits.progress_timeout, self.progress_timeout);
         Ok(limits)
     }
 
