@@ -109,6 +109,14 @@ struct Phase {
 }
 
 impl Phase {
+    fn samples<'s>(
+        &self,
+        all: &'s [Sample],
+    ) -> impl DoubleEndedIterator<Item = &'s Sample> + use<'s> {
+        let (began, ended) = (self.began, self.ended);
+        all.iter().filter(move |sample| sample.at >= began && sample.at < ended)
+    }
+
     fn sum(&self, count: impl Fn(&LoadReport) -> u64) -> u64 {
         self.reports.iter().map(count).sum()
     }
@@ -119,8 +127,7 @@ impl Phase {
 
     /// Time from the beginning until the number of cores is that of the end for good.
     fn settled_ms(&self, samples: &[Sample]) -> f64 {
-        let within: Vec<_> =
-            samples.iter().filter(|s| s.at >= self.began && s.at < self.ended).collect();
+        let within: Vec<_> = self.samples(samples).collect();
         let Some(last) = within.last() else { return 0.0 };
         let settled = within.iter().rposition(|sample| sample.used != last.used);
         let first = settled.map_or(0, |position| position + 1);
@@ -128,10 +135,7 @@ impl Phase {
     }
 
     fn row(&self, samples: &[Sample]) -> Value {
-        let used = || {
-            let within = samples.iter().filter(|s| s.at >= self.began && s.at < self.ended);
-            within.map(|sample| sample.used)
-        };
+        let used = || self.samples(samples).map(|sample| sample.used);
         let rate = |of: fn(&LoadReport) -> f64| -> f64 { self.reports.iter().map(of).sum() };
         json!({
             "load_share": self.share,
@@ -315,7 +319,7 @@ fn conclude(
     result.figure("elastic_rise_ms", slowest_ms(|before, after| after > before));
     result.figure("elastic_fall_ms", slowest_ms(|before, after| after < before));
     if let Some(last) = phases.last() {
-        let used = samples.iter().rfind(|sample| sample.at < last.ended).map(|sample| sample.used);
+        let used = last.samples(samples).next_back().map(|sample| sample.used);
         result.figure("elastic_cores_at_end", used.unwrap_or_default() as f64);
     }
     result.rows = phases.iter().map(|phase| phase.row(samples)).collect();
