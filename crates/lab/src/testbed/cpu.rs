@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
+use nix::time::ClockId;
 use rustix::process::Pid;
 use rustix::thread::CpuSet;
 use serde::Serialize;
@@ -257,6 +259,29 @@ pub fn ticks_per_second() -> u64 {
     rustix::param::clock_ticks_per_second()
 }
 
+/// CPU time of a thread of this process, exact at any time: the statistics under `/proc` count a
+/// running thread's time only up to its last tick.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadTime(ClockId);
+
+impl ThreadTime {
+    /// Reads the time of `thread`.
+    pub(crate) fn of(thread: Pid) -> Self {
+        // Linux, include/linux/posix-timers_types.h: the complement of the thread's id, then 1 for a
+        // thread instead of a process, then 2 for the scheduler's time.
+        Self(ClockId::from_raw(!thread.as_raw_pid() << 3 | 0b110))
+    }
+
+    /// CPU time since the thread started, user and system, in nanoseconds.
+    ///
+    /// # Errors
+    /// When the thread has ended, or is of another process.
+    pub(crate) fn ns(self) -> Result<u64, LabError> {
+        let time = self.0.now().map_err(LabError::io_other("cannot read a thread's CPU time"))?;
+        Ok(Duration::from(time).as_nanos() as u64)
+    }
+}
+
 /// Resident memory of a process in bytes.
 ///
 /// # Errors
@@ -315,6 +340,14 @@ mod tests {
         let stat = "7 (a) b) c) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0";
         assert_eq!(parse_process_ticks(stat), Some((30, 12)));
         assert_eq!(parse_process_ticks("7 nothing"), None);
+    }
+
+    #[test]
+    fn time_of_a_running_thread_grows_between_ticks() {
+        let time = ThreadTime::of(rustix::thread::gettid());
+        let first = time.ns().unwrap();
+        assert!(time.ns().unwrap() > first);
+        assert!(ThreadTime::of(Pid::INIT).ns().is_err());
     }
 
     #[test]

@@ -6,7 +6,6 @@
 //! room for them. The core sleeps as soon as it has no work: its processor time is that of the
 //! messages.
 
-use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, mpsc};
@@ -22,7 +21,8 @@ use tidegate_service::Geometry;
 use tidegate_service::daemon::{AttachConfig, DEFAULT_COALESCING, Daemon, Quota};
 
 use crate::error::LabError;
-use crate::testbed::{cpu, folder};
+use crate::testbed::cpu::{self, ThreadTime};
+use crate::testbed::folder;
 
 /// Messages on their way at a time, of all programs together.
 pub(super) const IN_FLIGHT: usize = 256;
@@ -48,8 +48,7 @@ pub(super) struct ProgramsTestbed {
     addressing: Addressing,
     /// Program of the next message.
     next: usize,
-    /// Kernel's statistics of the network core's thread.
-    schedstat: String,
+    core_time: ThreadTime,
     daemon: Daemon,
     _folder: TempDir,
 }
@@ -72,7 +71,7 @@ impl ProgramsTestbed {
         let (started, thread) = mpsc::channel();
         let begin = move || {
             // The receiver takes the first thread only.
-            let _ = started.send(rustix::thread::gettid().as_raw_nonzero());
+            let _ = started.send(rustix::thread::gettid());
             cpu::pin_this_thread(core).map_err(io::Error::other)
         };
         let no_idle_time =
@@ -101,9 +100,9 @@ impl ProgramsTestbed {
         };
         let frames =
             (0..count).map(|index| frame(&addressing, FIRST_PORT + index as u16)).collect();
-        let schedstat = format!("/proc/self/task/{thread}/schedstat");
+        let core_time = ThreadTime::of(thread);
         let _folder = folder;
-        Ok(Self { driver, programs, frames, addressing, next: 0, schedstat, daemon, _folder })
+        Ok(Self { driver, programs, frames, addressing, next: 0, core_time, daemon, _folder })
     }
 
     /// Passes `messages` messages to the programs in turn and back, and returns the network core's
@@ -112,15 +111,9 @@ impl ProgramsTestbed {
         // The first message is answered when the neighbour is known.
         self.exchange(1)?;
         self.exchange(messages / 4)?;
-        let before = self.core_time_ns()?;
+        let before = self.core_time.ns()?;
         self.exchange(messages)?;
-        Ok((self.core_time_ns()? - before) as f64 / messages as f64)
-    }
-
-    fn core_time_ns(&self) -> Result<u64, LabError> {
-        let text = fs::read_to_string(&self.schedstat).map_err(LabError::file(&self.schedstat))?;
-        let first = text.split_whitespace().next().and_then(|first| first.parse().ok());
-        first.ok_or_else(|| LabError::Config(format!("{}: no time in {text:?}", self.schedstat)))
+        Ok((self.core_time.ns()? - before) as f64 / messages as f64)
     }
 
     fn exchange(&mut self, messages: u64) -> Result<(), LabError> {
