@@ -27,6 +27,8 @@ const POLLS_PER_CLOCK_READ: u64 = 64;
 /// After this time without a response all requests count as lost. It exceeds the time that a
 /// server may wait for a processor.
 const LOSS_TIMEOUT_NS: u64 = 200_000_000;
+/// Longest time without any response at all, on a machine so busy that the server does not run.
+const SILENCE_TIMEOUT_NS: u64 = 10_000_000_000;
 /// Maximum number of requests in flight: half of the arena's frames.
 const MAX_IN_FLIGHT: usize = 4096;
 
@@ -157,7 +159,7 @@ impl ClosedLoop {
         Self { payload_sum: sum(&payload), payload, in_flight, all_lost: true }
     }
 
-    /// Runs the loop until `until_ns` by `clock`.
+    /// Runs the loop until `until_ns` by `clock`, and until there is a response.
     fn run<P: Device>(
         &mut self,
         link: &mut DeviceLink<P>,
@@ -167,7 +169,8 @@ impl ClosedLoop {
         let began_ns = clock();
         let (mut now_ns, mut last_response_ns) = (began_ns, began_ns);
         let mut counts = LoopCounts::default();
-        while now_ns < until_ns {
+        let silent_until_ns = until_ns + SILENCE_TIMEOUT_NS;
+        while now_ns < until_ns || (counts.responses == 0 && now_ns < silent_until_ns) {
             if self.all_lost {
                 self.send_all(link)?;
                 last_response_ns = now_ns;
@@ -263,6 +266,16 @@ mod tests {
             assert_eq!(counted.resent, 8, "only after all are lost");
             assert!(counted.responses > 8 * 200, "{counted:?}");
         }
+    }
+
+    #[test]
+    fn waits_for_the_first_response() {
+        // Every 200 ms eight requests are lost.
+        let counted = run_loop(false, 500, |number| number > 8 * 20);
+        assert_eq!((counted.resent, counted.responses), (8 * 20, 8));
+        assert!((4_000_000_000..4_100_000_000).contains(&counted.elapsed_ns), "{counted:?}");
+        let silent = run_loop(false, 500, |_| false);
+        assert_eq!((silent.responses, silent.elapsed_ns), (0, 10_499_000_000));
     }
 
     #[test]
