@@ -20,7 +20,7 @@ pub(super) fn xdp_program<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut 
 ///
 /// # Errors
 /// When the object has no array map of this name with values of type `V`.
-pub(super) fn take_array<V: Pod>(
+pub(crate) fn take_array<V: Pod>(
     ebpf: &mut Ebpf,
     name: &str,
 ) -> Result<Array<MapData, V>, LabError> {

@@ -7,4 +7,5 @@ pub mod flood;
 pub(crate) mod segment;
 pub(crate) mod syn_flood;
 
+pub(crate) use bpf::take_array;
 pub use bpf_client::{BpfClientConfig, load_tcp_with_bpf};

@@ -8,7 +8,7 @@
 mod published;
 
 use std::fs::{File, OpenOptions};
-use std::net::UdpSocket;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -218,7 +218,7 @@ fn measure(source: ReadSource, threads: usize, units: u64) -> Result<f64, LabErr
             time_threads(threads, units, || read_unit(reader.0.as_fd()))
         }
         ReadSource::UdpLoopback => Namespace::new("reads")?.enter(|| {
-            let (socket, _writer) = open_loopback_socket()?;
+            let (socket, _writer) = open_loopback_socket(Ipv4Addr::LOCALHOST.into())?;
             time_threads(threads, units, || read_unit(socket.as_fd()))
         })?,
         ReadSource::NullSyscall => time_threads(threads, units, || {
@@ -243,12 +243,15 @@ fn open_fifo(path: &std::path::Path) -> Result<(File, WriterProcess), LabError> 
     Ok((reader, process))
 }
 
-/// Opens a socket on the loopback interface and starts a process that sends to the socket.
-pub(crate) fn open_loopback_socket() -> Result<(UdpSocket, WriterProcess), LabError> {
+/// Opens a socket on an address of the loopback interface and starts a process that sends to the
+/// socket.
+pub(crate) fn open_loopback_socket(
+    address: IpAddr,
+) -> Result<(UdpSocket, WriterProcess), LabError> {
     let open = || -> std::io::Result<_> {
-        let socket = UdpSocket::bind("127.0.0.1:0")?;
+        let socket = UdpSocket::bind((address, 0))?;
         socket.set_read_timeout(Some(WRITER_TIMEOUT))?;
-        let sender = UdpSocket::bind("127.0.0.1:0")?;
+        let sender = UdpSocket::bind((address, 0))?;
         sender.connect(socket.local_addr()?)?;
         let writer = WriterProcess::start(sender.as_fd(), &[7; UNIT_BYTES])?;
         Ok((socket, writer))
