@@ -1,4 +1,4 @@
-//! System calls that no safe crate wraps: a mount namespace for one thread, an ARP socket, an `io_uring`, the send queue of a TCP socket.
+//! System calls that no safe crate wraps: an unknown call, a mount namespace for one thread, an ARP socket, an `io_uring`, the send queue of a TCP socket.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -19,6 +19,14 @@ pub(crate) fn unshare_sysfs() -> io::Result<()> {
     // Mounted over the old one, which must not be unmounted in a user namespace.
     mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;
     Ok(())
+}
+
+/// Makes a system call with a number that no kernel knows. Returns the error of the call.
+pub(crate) fn call_unknown() -> io::Error {
+    const UNKNOWN_NUMBER: libc::c_long = 100_000;
+    // SAFETY: the kernel refuses the number before it looks at any argument.
+    unsafe { libc::syscall(UNKNOWN_NUMBER) };
+    io::Error::last_os_error()
 }
 
 /// Bytes that a TCP socket has taken for sending and that its peer has not acknowledged.

@@ -33,7 +33,7 @@ fn concurrent_reads_lab_measures_every_source() {
     let small = ["--units", "300", "--calls", "3000", "--threads", "1,3", "--runs", "1"];
     let result = lab(&[&["concurrent-reads"], &small[..]].concat());
     let rows = result["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 8, "four sources, two numbers of threads");
+    assert_eq!(rows.len(), 14, "seven sources, two numbers of threads");
     assert!(rows.iter().all(|row| row["units_per_second"].as_f64().unwrap() > 0.0));
     assert_eq!(rows[0]["linux_3.5.0-2"], 2.29, "the row has the published time");
     assert!(result["figures"]["udp_loopback_scaling"].as_f64().is_some());
@@ -132,10 +132,19 @@ fn lock_contention_lab_traces_kernel_locks() {
     }
     let result = lab(&["lock-contention", "--kernel", "--packets", "500", "--readers", "1,4"]);
     let rows = result["rows"].as_array().unwrap();
-    for readers in [1, 4] {
-        let is_measured =
-            |row: &&Value| row["readers"] == readers && row["packets_per_second"].is_number();
-        assert_eq!(rows.iter().filter(is_measured).count(), 1);
+    for (ip, readers, paced) in
+        ["ipv4", "ipv6"].into_iter().flat_map(|ip| [(ip, 1, false), (ip, 4, false), (ip, 1, true)])
+    {
+        let of_case = |row: &&Value| {
+            row["ip"] == ip && row["readers"] == readers && row["paced_reads"] == paced
+        };
+        let of_case: Vec<_> = rows.iter().filter(of_case).collect();
+        let is_rate = |row: &&&Value| row["packets_per_second"].is_number();
+        assert_eq!(of_case.iter().filter(is_rate).count(), 1);
+        let queue = of_case.iter().find(|row| row["lock"] == "sk_receive_queue").unwrap();
+        let releases = queue["releases_per_packet"].as_f64().unwrap();
+        assert!(releases > 0.5, "each datagram is taken out under the lock: {queue}");
+        assert!(queue["held_percent"].is_number(), "{queue}");
     }
     assert_eq!(leftover_trace_instances(), 0, "trace instances were left behind");
 }

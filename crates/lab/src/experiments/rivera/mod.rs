@@ -6,3 +6,4 @@ pub mod lock_contention;
 pub mod reader_scaling;
 pub mod receive_queues;
 pub mod receive_trace;
+mod stack_readers;

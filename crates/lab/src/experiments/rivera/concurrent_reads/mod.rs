@@ -1,9 +1,10 @@
 //! Experiment concurrent-reads: cost of concurrent reads on this kernel, compared with Rivera's
-//! Tables 2.1 to 2.4.
+//! Tables 2.1 to 2.4, and on Tidegate.
 //!
-//! A number of threads each read a number of 10-byte units: from `/dev/zero`, from a FIFO and from
-//! a UDP socket on the loopback interface. In a fourth case each thread makes a number of null
-//! system calls. Nothing synchronizes the threads except the kernel.
+//! A number of threads each read a number of 10-byte units: from `/dev/zero`, from a FIFO, from
+//! a UDP socket on the loopback interface, and from a UDP socket of Tidegate. In further cases each
+//! thread makes a number of null system calls, or of calls of Tidegate that find nothing. Nothing
+//! synchronizes the threads except the kernel, or Tidegate.
 
 mod published;
 
@@ -19,18 +20,21 @@ use tidegate_load::format_number;
 
 use crate::Experiment;
 use crate::LabError;
+use crate::experiments::rivera::stack_readers::{ReadMethod, StackRun};
 use crate::report::plot::{Axis, Panel, Picture, Series};
 use crate::report::progress::Progress;
 use crate::stats::{round_to_hundredths, round_to_thousandths};
 use crate::testbed::cpu;
 use crate::testbed::folder;
 use crate::testbed::netns::Namespace;
-use crate::testbed::sys::WriterProcess;
+use crate::testbed::sys::{self, WriterProcess};
 
 /// Size of a unit (Rivera, section 2.2.1).
 const UNIT_BYTES: usize = 10;
 /// Receive timeout, so that readers do not wait for a writer that has exited.
 const WRITER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of a run on Tidegate.
+const STACK_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Source of the units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,13 +45,28 @@ pub enum ReadSource {
     Fifo,
     /// A UDP socket on the loopback interface, with a process that sends continuously.
     UdpLoopback,
-    /// Null system call: a call that only returns.
+    /// A system call that only returns: `getppid`.
     NullSyscall,
+    /// A system call with a number that does not exist.
+    UnknownSyscall,
+    /// A UDP socket of Tidegate on a link in memory, with a thread that sends continuously and a queue
+    /// for each reading thread.
+    TidegateUdp,
+    /// The same without a sender: a call that finds nothing.
+    TidegateEmpty,
 }
 
 impl ReadSource {
     /// Every source, in the order of the tables.
-    pub const ALL: [Self; 4] = [Self::DevZero, Self::Fifo, Self::UdpLoopback, Self::NullSyscall];
+    pub const ALL: [Self; 7] = [
+        Self::DevZero,
+        Self::Fifo,
+        Self::UdpLoopback,
+        Self::NullSyscall,
+        Self::UnknownSyscall,
+        Self::TidegateUdp,
+        Self::TidegateEmpty,
+    ];
 
     /// Name in rows and figures.
     pub fn name(self) -> &'static str {
@@ -56,6 +75,9 @@ impl ReadSource {
             Self::Fifo => "fifo",
             Self::UdpLoopback => "udp_loopback",
             Self::NullSyscall => "null_syscall",
+            Self::UnknownSyscall => "unknown_syscall",
+            Self::TidegateUdp => "tidegate_udp",
+            Self::TidegateEmpty => "tidegate_empty",
         }
     }
 
@@ -65,7 +87,15 @@ impl ReadSource {
             Self::Fifo => "FIFO (Table 2.2)",
             Self::UdpLoopback => "UDP socket, loopback (Table 2.3)",
             Self::NullSyscall => "null system call (Table 2.4)",
+            Self::UnknownSyscall => "unknown system call (Table 2.4)",
+            Self::TidegateUdp => "UDP socket of Tidegate",
+            Self::TidegateEmpty => "call of Tidegate without a datagram",
         }
+    }
+
+    /// True if each unit is a call that reads nothing.
+    fn is_call(self) -> bool {
+        matches!(self, Self::NullSyscall | Self::UnknownSyscall | Self::TidegateEmpty)
     }
 }
 
@@ -172,7 +202,9 @@ fn notes(result: &mut Experiment, config: &ConcurrentReadsConfig, cores: usize) 
     ));
     result.note(
         "the columns linux_* are Rivera's Tables 2.1 to 2.4 in seconds, on an Intel i5-2400 with \
-         4 cores; the null call here is getppid; Rivera's was a new system call that returns a constant",
+         4 cores; the null call here is getppid, and the unknown call one with a number that does not \
+         exist; Rivera's was a new system call that returns a constant. On Tidegate a thread sends \
+         continuously and another runs the stack: both share the cores with the readers",
     );
     result.note(
         "a scaling is the rate with the most threads that have a core each, over the rate of one \
@@ -181,7 +213,7 @@ fn notes(result: &mut Experiment, config: &ConcurrentReadsConfig, cores: usize) 
 }
 
 fn units_per_thread(config: &ConcurrentReadsConfig, source: ReadSource) -> u64 {
-    if source == ReadSource::NullSyscall { config.calls } else { config.units }
+    if source.is_call() { config.calls } else { config.units }
 }
 
 /// Rate with the most threads that have a core each, divided by the rate of one thread.
@@ -225,7 +257,30 @@ fn measure(source: ReadSource, threads: usize, units: u64) -> Result<f64, LabErr
             std::hint::black_box(rustix::process::getppid());
             Ok(())
         }),
+        ReadSource::UnknownSyscall => time_threads(threads, units, || {
+            std::hint::black_box(sys::call_unknown());
+            Ok(())
+        }),
+        ReadSource::TidegateUdp => time_stack(ReadMethod::QueuePerReader, threads, units),
+        ReadSource::TidegateEmpty => time_stack(ReadMethod::EmptyQueue, threads, units),
     }
+}
+
+/// Seconds until each of `threads` threads has made `units` calls on a socket of Tidegate.
+fn time_stack(read_method: ReadMethod, threads: usize, units: u64) -> Result<f64, LabError> {
+    let run = StackRun {
+        read_method,
+        ipv6: false,
+        readers: threads,
+        packets_per_reader: units,
+        pause: Duration::ZERO,
+        cut_off: STACK_TIMEOUT,
+    };
+    let outcome = run.measure()?;
+    if outcome.datagrams_read < units * threads as u64 {
+        return Err(LabError::Config("a socket of Tidegate gave too few units".to_owned()));
+    }
+    Ok(outcome.elapsed.as_secs_f64())
 }
 
 /// Creates a FIFO and a process that writes to the FIFO.
@@ -311,11 +366,12 @@ fn picture(
 ) -> Picture {
     let panels = ReadSource::ALL.map(|source| {
         let published_rows = || published.iter().filter(|row| row.source == source);
-        let units = published_rows().map(|row| row.units).next().unwrap_or(1);
-        let factor = units as f64 / units_per_thread(config, source) as f64;
+        let own_units = units_per_thread(config, source);
+        let units = published_rows().map(|row| row.units).next().unwrap_or(own_units);
+        let factor = units as f64 / own_units as f64;
         let measured_points = measured.iter().filter(|row| row.0 == source);
         let measured_points = measured_points.map(|row| (row.1 as f64, row.2 * factor));
-        let mut series = vec![Series::new("this kernel", measured_points)];
+        let mut series = vec![Series::new("measured", measured_points)];
         let mut kernels: Vec<&str> = published_rows().map(|row| row.linux.as_str()).collect();
         kernels.dedup();
         kernels.sort_unstable();
@@ -342,7 +398,10 @@ mod tests {
 
     #[test]
     fn concurrent_threads_read_every_local_source() {
-        for source in [ReadSource::DevZero, ReadSource::Fifo, ReadSource::NullSyscall] {
+        for source in ReadSource::ALL {
+            if source == ReadSource::UdpLoopback {
+                continue;
+            }
             for threads in [1, 3] {
                 assert!(measure(source, threads, 500).unwrap() > 0.0, "{source:?}");
             }

@@ -6,7 +6,6 @@
 //! Tidegate's own stack is measured beside the model, over IPv4 and IPv6.
 
 mod published;
-mod stack;
 
 use std::hint::black_box;
 use std::io;
@@ -24,12 +23,12 @@ use crate::LabError;
 use crate::experiments::rivera::receive_queues::model::{
     ModelConfig, ModelOutcome, ModelPacket, measure,
 };
+use crate::experiments::rivera::stack_readers::{ReadMethod, StackOutcome, StackRun};
 use crate::report::plot::{Axis, Panel, Picture, Series};
 use crate::report::progress::Progress;
 use crate::stats::{round_to_hundredths, round_to_thousandths};
 use crate::testbed::cpu;
 use published::{LockTables, PublishedRow};
-use stack::{ReadMethod, StackOutcome, StackRun};
 
 /// Default size of the kernel's receive buffer in bytes, and the limit in packets.
 const LIMIT_BYTES: u64 = 212_992;

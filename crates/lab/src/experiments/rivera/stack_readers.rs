@@ -1,9 +1,11 @@
-//! The lock of Tidegate's own stack, the counterpart of the kernel's socket lock.
+//! Threads that read a UDP socket of Tidegate's own stack, and the lock of this stack, the
+//! counterpart of the kernel's socket lock.
 //!
 //! A socket that several threads read acquires the stack's lock for each call, like the
 //! kernel's. Readers with a queue each acquire it only to join and to leave. The thread that
 //! runs the stack acquires it once per burst.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -34,6 +36,8 @@ pub(super) enum ReadMethod {
     OneSocket,
     /// Each thread reads a queue of its own.
     QueuePerReader,
+    /// Each thread asks a queue of its own to which nobody sends.
+    EmptyQueue,
 }
 
 impl ReadMethod {
@@ -42,6 +46,7 @@ impl ReadMethod {
         match self {
             Self::OneSocket => "tidegate-one-socket",
             Self::QueuePerReader => "tidegate-queue-each",
+            Self::EmptyQueue => "tidegate-empty-queue",
         }
     }
 }
@@ -63,7 +68,7 @@ pub(super) struct StackRun {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StackOutcome {
     pub(super) elapsed: Duration,
-    /// Number of datagrams read.
+    /// Number of datagrams read, or of calls that found none.
     pub(super) datagrams_read: u64,
     pub(super) lock: LockStatistics,
 }
@@ -105,12 +110,15 @@ impl StackRun {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let end = StopOnDrop(&stop);
-            let sending = scope.spawn(|| send(sender, &frames, &stop));
+            let sending = match self.read_method {
+                ReadMethod::EmptyQueue => None,
+                _ => Some(scope.spawn(|| send(sender, &frames, &stop))),
+            };
             let (datagrams_read, elapsed) =
                 self.read_all(&socket).map_err(LabError::io("cannot read datagrams"))?;
             drop(end);
             // A panic of the sending thread has already been reported.
-            let _ = sending.join();
+            let _ = sending.map(|thread| thread.join());
             let lock = net.lock_statistics().unwrap_or_default();
             Ok(StackOutcome { elapsed, datagrams_read, lock })
         })
@@ -123,7 +131,7 @@ impl StackRun {
             ReadMethod::OneSocket => {
                 (0..self.readers).map(|_| Ok(None)).collect::<std::io::Result<_>>()
             }
-            ReadMethod::QueuePerReader => {
+            ReadMethod::QueuePerReader | ReadMethod::EmptyQueue => {
                 let group = socket.readers(ReadersConfig::default())?;
                 (0..self.readers).map(|_| group.add().map(Some)).collect()
             }
@@ -139,6 +147,13 @@ impl StackRun {
                         let Some(reader) = &mut reader else {
                             return self.read(start, || socket.recv_from(&mut buffer).map(drop));
                         };
+                        if self.read_method == ReadMethod::EmptyQueue {
+                            reader.set_nonblocking(true);
+                            return self.read(start, || match reader.recv_from(&mut buffer) {
+                                Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+                                other => other.map(drop),
+                            });
+                        }
                         reader.set_read_timeout(Some(CUT_OFF_CHECK_INTERVAL));
                         self.read(start, || reader.recv_from(&mut buffer).map(drop))
                     })
@@ -162,7 +177,7 @@ impl StackRun {
         while read < self.packets_per_reader {
             match read_one() {
                 Ok(()) => read += 1,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
             if read % 64 == 0 && start.elapsed() > self.cut_off {
@@ -202,6 +217,7 @@ mod tests {
                 (ReadMethod::OneSocket, 1),
                 (ReadMethod::OneSocket, 3),
                 (ReadMethod::QueuePerReader, 3),
+                (ReadMethod::EmptyQueue, 3),
             ] {
                 let run = StackRun {
                     read_method,
