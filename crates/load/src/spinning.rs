@@ -13,6 +13,8 @@ use crate::sys::DatagramBatch;
 
 /// Time without an answer after which all requests count as lost, and are sent again.
 const LOSS_TIMEOUT: Duration = Duration::from_millis(100);
+/// Longest time without any answer, on a machine so busy that the server does not run.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes of the time stamp at the beginning of each payload.
 const TIME_BYTES: usize = 8;
 
@@ -67,14 +69,16 @@ pub fn load_udp_spinning(config: &SpinningConfig) -> Result<SpinningReport, Load
         resent: 0,
     };
     spinning.send(in_flight, bytes).map_err(failed())?;
-    spinning.run(in_flight, bytes, Duration::from_secs_f64(warm_up_seconds)).map_err(failed())?;
-    spinning.latency.clear();
-    let began = Instant::now();
-    spinning.run(in_flight, bytes, Duration::from_secs_f64(seconds)).map_err(failed())?;
-    let answered = spinning.latency.count();
-    if answered == 0 {
-        return Err(LoadError::Config(format!("no response from {target}")));
+    let mut began = Instant::now();
+    for seconds in [warm_up_seconds, seconds] {
+        spinning.latency.clear();
+        began = Instant::now();
+        spinning.run(in_flight, bytes, Duration::from_secs_f64(seconds)).map_err(failed())?;
+        if spinning.latency.count() == 0 {
+            return Err(LoadError::Config(format!("no response from {target}")));
+        }
     }
+    let answered = spinning.latency.count();
     Ok(SpinningReport {
         answered_pps: answered as f64 / began.elapsed().as_secs_f64(),
         latency: spinning.latency.summary(),
@@ -110,7 +114,7 @@ impl Spinning {
         }
     }
 
-    /// Sends a request for each answer, for `duration`.
+    /// Sends a request for each answer, for `duration`, or until the first answer after it.
     fn run(&mut self, in_flight: usize, bytes: usize, duration: Duration) -> io::Result<()> {
         let began = Instant::now();
         let mut last_answer = began;
@@ -121,7 +125,8 @@ impl Spinning {
                 Err(error) => return Err(error),
             };
             let now = Instant::now();
-            if now - began > duration {
+            let is_silent = self.latency.count() == 0 && now - began < duration + SILENCE_TIMEOUT;
+            if now - began > duration && !is_silent {
                 // As many requests stay in flight for the next run.
                 return self.send(count, bytes);
             }
