@@ -1,8 +1,10 @@
-//! The laboratory: experiments, the testbeds that they share, reports, and the demonstration.
+//! The laboratory: experiments, the testbeds that they share, the report of the papers, and
+//! the demonstration.
 
 pub mod demo;
 pub mod error;
 pub mod experiments;
+pub mod papers;
 pub mod report;
 pub mod stats;
 pub mod summary;

@@ -14,6 +14,7 @@ use tidegate_program::{Failure, VERSION};
 
 use crate::commands::Lab;
 use crate::commands::demo::Demo;
+use crate::commands::report::ReportCommand;
 use crate::commands::summary::SummaryCommand;
 
 /// Laboratory of Tidegate: experiments that measure and write their figures, and the demonstration.
@@ -33,6 +34,9 @@ enum Command {
     Lab(Box<Lab>),
     /// Demonstrate a DNS server on real packets, beside the same server on kernel sockets
     Demo(Demo),
+    /// Repeat the tables and figures of the five papers: one page with the published numbers, the
+    /// kernel's and Tidegate's, from all experiments
+    Report(ReportCommand),
     /// Make docs/benchmarks.md from its template and the results in docs/benchmarks, and compare
     /// README.md with them
     Summary(SummaryCommand),
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Lab(lab) => lab.run(),
         Command::Demo(demo) => demo.run(),
+        Command::Report(report) => report.run(),
         Command::Summary(summary) => summary.run(),
         Command::RestoreSettings { role } => run_restorer(role).map_err(Into::into),
     };

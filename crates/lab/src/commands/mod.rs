@@ -23,6 +23,7 @@ mod protect;
 mod reader_scaling;
 mod receive_queues;
 mod receive_trace;
+pub(crate) mod report;
 mod result_file;
 mod ring;
 mod router;

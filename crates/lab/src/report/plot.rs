@@ -27,6 +27,8 @@ pub struct Axis {
     pub scale: Scale,
     /// Largest value to show; `None` takes it from the data.
     pub max: Option<f64>,
+    /// Names of the places 0, 1, 2 and so on of a horizontal axis; empty for numbers.
+    pub names: Vec<String>,
 }
 
 impl Axis {
@@ -65,6 +67,8 @@ pub enum Stroke {
     Dashed,
     /// A broad line without marks: a period of time.
     Bar,
+    /// Marks without a line: values at places that have names.
+    Marks,
 }
 
 /// A named sequence of points.
@@ -74,6 +78,8 @@ pub struct Series {
     pub name: String,
     /// The points, in drawing order. A point that is not finite interrupts the line.
     pub points: Vec<(f64, f64)>,
+    /// Lowest and highest value of each point; empty without spread.
+    pub spreads: Vec<(f64, f64)>,
     /// Line style.
     pub stroke: Stroke,
 }
@@ -81,13 +87,13 @@ pub struct Series {
 impl Series {
     /// A measured series.
     pub fn new(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        Self { name: name.into(), points: points.into_iter().collect(), stroke: Stroke::Solid }
+        Self { name: name.into(), points: points.into_iter().collect(), ..Self::default() }
     }
 
     /// A range of the horizontal axis at a given height.
     pub fn bar(name: impl Into<String>, range: (f64, f64), height: f64) -> Self {
         let points = vec![(range.0, height), (range.1, height)];
-        Self { name: name.into(), points, stroke: Stroke::Bar }
+        Self { name: name.into(), points, stroke: Stroke::Bar, ..Self::default() }
     }
 
     /// The same series as a dashed line.
@@ -149,6 +155,14 @@ impl Picture {
     /// # Errors
     /// When a value cannot be drawn.
     pub fn to_svg(&self) -> Result<String, LabError> {
-        svg::draw(self).map_err(LabError::io_other("cannot draw the picture"))
+        self.to_svg_of_width(svg::default_width(self))
+    }
+
+    /// The picture as an SVG document with panels of this width in pixels.
+    ///
+    /// # Errors
+    /// When a value cannot be drawn.
+    pub fn to_svg_of_width(&self, panel_width: u32) -> Result<String, LabError> {
+        svg::draw(self, panel_width).map_err(LabError::io_other("cannot draw the picture"))
     }
 }

@@ -2,7 +2,6 @@
 //! that are checked in under docs/benchmarks. Numbers of README.md are compared with the same
 //! files.
 
-mod functions;
 mod readme;
 mod results;
 
@@ -14,6 +13,7 @@ use minijinja::value::Value;
 use minijinja::{Environment, UndefinedBehavior};
 
 use crate::LabError;
+use crate::report::expressions;
 use results::Results;
 
 /// Name of the template in errors.
@@ -90,7 +90,7 @@ fn environment() -> Environment<'static> {
     syntax.trim_blocks(true).lstrip_blocks(true).keep_trailing_newline(true);
     // Only delimiters can be invalid, and these are the default ones.
     environment.set_syntax(syntax.build().unwrap_or_default());
-    functions::add(&mut environment);
+    expressions::add(&mut environment);
     environment
 }
 

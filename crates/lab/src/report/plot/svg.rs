@@ -57,12 +57,18 @@ const LEGEND_CHARACTER_WIDTH: f64 = 7.2;
 const LEGEND_KEY_WIDTH: f64 = 46.0;
 const MARK_RADIUS: i32 = 3;
 const BAR_WIDTH: u32 = 12;
+/// Width of the ends of a spread.
+const SPREAD_WIDTH: u32 = 6;
 
-/// Draws a picture as an SVG document.
-pub(super) fn draw(picture: &Picture) -> Result<String, DrawError> {
+/// Width of a panel on a page that has room for the picture.
+pub(super) fn default_width(picture: &Picture) -> u32 {
+    if picture.panels.len() > 1 { PANEL_WIDTH } else { SINGLE_PANEL_WIDTH }
+}
+
+/// Draws a picture as an SVG document with panels of this width.
+pub(super) fn draw(picture: &Picture, panel_width: u32) -> Result<String, DrawError> {
     let columns = if picture.panels.len() > 1 { 2 } else { 1 };
     let rows = picture.panels.len().div_ceil(columns);
-    let panel_width = if columns == 1 { SINGLE_PANEL_WIDTH } else { PANEL_WIDTH };
     let width = panel_width * columns as u32;
     let legend = Legend::new(&picture.panels, width);
     let legend_top = HEADING_HEIGHT + rows as u32 * PANEL_HEIGHT;
@@ -137,9 +143,10 @@ impl Legend {
                         area.draw(&PathElement::new(dash, line_style(colour, *stroke)))?;
                     }
                 }
+                Stroke::Marks => {}
                 _ => area.draw(&PathElement::new(key, line_style(colour, *stroke)))?,
             }
-            if *stroke == Stroke::Solid {
+            if matches!(stroke, Stroke::Solid | Stroke::Marks) {
                 area.draw(&Circle::new((x + 12, y), MARK_RADIUS, colour.filled()))?;
             }
             area.draw_text(name, &text_style(TEXT_SIZE, HPos::Left), (x + 30, y))?;
@@ -164,6 +171,9 @@ fn range_of(axis: &Axis, values: impl Iterator<Item = f64>) -> Range<f64> {
         .filter(|value| is_usable(axis, *value))
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
     let (low, high) = if low > high { (1.0, 10.0) } else { (low, high) };
+    if !axis.names.is_empty() {
+        return -0.5..axis.names.len() as f64 - 0.5;
+    }
     let max = axis.max.filter(|max| is_usable(axis, *max));
     match axis.scale {
         Scale::Linear => {
@@ -180,8 +190,10 @@ fn range_of(axis: &Axis, values: impl Iterator<Item = f64>) -> Range<f64> {
 
 fn draw_panel(panel: &Panel, legend: &Legend, area: &Area<'_>) -> Result<(), DrawError> {
     let points = || panel.series.iter().flat_map(|series| series.points.iter().copied());
+    let spreads = || panel.series.iter().flat_map(|series| series.spreads.iter().copied());
     let x = range_of(&panel.x, points().map(|(x, _)| x));
-    let y = range_of(&panel.y, points().map(|(_, y)| y));
+    let ends = spreads().flat_map(|(low, high)| [low, high]);
+    let y = range_of(&panel.y, points().map(|(_, y)| y).chain(ends));
     let ranges = (x.clone(), y.clone());
     let mut chart = ChartBuilder::on(area);
     chart.margin_left(6).margin_right(16).margin_top(6);
@@ -227,14 +239,14 @@ where
     chart
         .configure_mesh()
         .disable_x_mesh()
-        .x_labels(7)
+        .x_labels(if panel.x.names.is_empty() { 7 } else { 2 * panel.x.names.len() + 1 })
         .y_labels(7)
         .light_line_style(TRANSPARENT)
         .bold_line_style(GRID)
         .axis_style(AXIS)
         .label_style(numbers.clone())
         .axis_desc_style(numbers)
-        .x_label_formatter(&|value| tick_text(*value))
+        .x_label_formatter(&|value| place_text(&panel.x, *value))
         .y_label_formatter(&|value| tick_text(*value))
         .x_desc(panel.x.caption())
         .y_desc(panel.y.caption())
@@ -255,16 +267,36 @@ where
                 Stroke::Bar => {
                     chart.draw_series(LineSeries::new(part, style))?;
                 }
-                Stroke::Solid => {
-                    chart.draw_series(LineSeries::new(part.iter().copied(), style))?;
+                Stroke::Solid | Stroke::Marks => {
+                    if series.stroke == Stroke::Solid {
+                        chart.draw_series(LineSeries::new(part.iter().copied(), style))?;
+                    }
                     let marks =
                         part.iter().map(|at| Circle::new(*at, MARK_RADIUS, colour.filled()));
                     chart.draw_series(marks)?;
                 }
             }
         }
+        let spreads = series.points.iter().zip(&series.spreads);
+        let visible = spreads.filter(|((px, py), (low, high))| {
+            is_usable(&panel.x, *px) && [py, low, high].into_iter().all(|v| is_usable(&panel.y, *v))
+        });
+        let bars = visible.filter(|(_, (low, high))| low < high).map(|((px, py), (low, high))| {
+            ErrorBar::new_vertical(*px, *low, *py, *high, colour.stroke_width(1), SPREAD_WIDTH)
+        });
+        chart.draw_series(bars)?;
     }
     Ok(())
+}
+
+/// Text at a place of a horizontal axis.
+fn place_text(axis: &Axis, value: f64) -> String {
+    if axis.names.is_empty() {
+        return tick_text(value);
+    }
+    let place = value.round();
+    let is_place = (value - place).abs() < 1e-6 && place >= 0.0;
+    is_place.then(|| axis.names.get(place as usize).cloned()).flatten().unwrap_or_default()
 }
 
 /// The points of a series that the axes can show, cut where one cannot be shown.

@@ -1,11 +1,13 @@
-//! Filters and functions of the template. Filters are functions too: an expression in README.md
-//! has no `|`, which would end a cell of its table.
+//! Filters and functions for expressions over results, in templates, in README.md and in the plan of
+//! the report. Filters are functions too: an expression in README.md has no `|`, which would end a
+//! cell of its table.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 use tidegate_load::format_number;
 
-pub(super) fn add(environment: &mut Environment<'_>) {
+/// Adds the filters and functions to an environment.
+pub(crate) fn add(environment: &mut Environment<'_>) {
     environment.add_filter("thousands", thousands);
     environment.add_filter("k", k);
     environment.add_filter("million", million);

@@ -1,0 +1,79 @@
+//! Comparison with a former report: what became slower.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::entry::Entry;
+use crate::LabError;
+use crate::report::Experiment;
+use crate::stats::round_to_thousandths;
+
+/// Ratio to the former report below which an entry became slower: what a shared machine itself
+/// changes lies above.
+const SLOWER: f64 = 0.9;
+
+/// A `report.json` of another commit.
+#[derive(Debug)]
+pub(super) struct FormerReport {
+    /// Ratio of an entry with its lowest and highest, by id.
+    ratios: BTreeMap<String, [f64; 3]>,
+    pub(super) commit: String,
+}
+
+impl FormerReport {
+    pub(super) fn read(path: &Path) -> Result<Self, LabError> {
+        let text = fs::read_to_string(path).map_err(LabError::file(path))?;
+        let failed = LabError::io_other(format!("{} is no report.json", path.display()));
+        let report: Value = serde_json::from_str(&text).map_err(failed)?;
+        if report["experiment"] != "report" {
+            return Err(LabError::Config(format!("{} is no report.json", path.display())));
+        }
+        let rows = report["rows"].as_array().into_iter().flatten();
+        let ratio = |row: &Value| {
+            let number = |key: &str| row[key].as_f64();
+            let id = row["id"].as_str()?.to_owned();
+            Some((id, [number("ratio")?, number("ratio_lowest")?, number("ratio_highest")?]))
+        };
+        Ok(Self {
+            ratios: rows.filter_map(ratio).collect(),
+            commit: report["commit"].as_str().unwrap_or("unknown").to_owned(),
+        })
+    }
+
+    /// Ratio of an entry over that of this report.
+    pub(super) fn change(&self, entry: &Entry<'_>) -> Option<f64> {
+        let [former, ..] = self.ratios.get(&entry.plan.id)?;
+        Some(entry.ratio?.median / former)
+    }
+
+    /// True if the entry became slower: by more than the machine's own changes, and its ratio lies
+    /// outside of the former spread.
+    pub(super) fn is_slower(&self, entry: &Entry<'_>) -> bool {
+        let lowest = self.ratios.get(&entry.plan.id).map(|ratios| ratios[1]);
+        let is_outside = entry.ratio.zip(lowest).is_some_and(|(now, low)| now.median < low);
+        is_outside && self.change(entry).is_some_and(|change| change < SLOWER)
+    }
+
+    /// Adds figures and a note on what became slower.
+    pub(super) fn compare(&self, entries: &[Entry<'_>], result: &mut Experiment) {
+        let changes: Vec<f64> = entries.iter().filter_map(|entry| self.change(entry)).collect();
+        let slower: Vec<&str> = entries
+            .iter()
+            .filter(|entry| self.is_slower(entry))
+            .map(|entry| entry.plan.id.as_str())
+            .collect();
+        result.figure("compared_entries", changes.len() as f64);
+        result.figure("slower_entries", slower.len() as f64);
+        if let Some(worst) = changes.into_iter().reduce(f64::min) {
+            result.figure("worst_change", round_to_thousandths(worst));
+        }
+        let slower = if slower.is_empty() { "none".to_owned() } else { slower.join(", ") };
+        result.note(format!(
+            "slower than the report of commit {}, by more than a tenth and below its spread: {slower}",
+            self.commit
+        ));
+    }
+}

@@ -1,0 +1,271 @@
+//! Entries of the report: a table or figure of a paper, with the published points and those of today.
+
+use minijinja::{Environment, UndefinedBehavior};
+use serde_json::{Value, json};
+
+use super::plan::{Plan, PlannedEntry, Query};
+use super::published::PublishedTables;
+use super::runs::RunResults;
+use super::select::{self, Place, Point};
+use crate::LabError;
+use crate::report::expressions;
+use crate::stats::{median, round_to_thousandths};
+
+/// State of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Measured here.
+    Reproduced,
+    /// Simulated here.
+    Simulated,
+    /// Cannot be repeated.
+    NotPossible,
+    /// A result is missing.
+    Missing,
+}
+
+impl State {
+    pub(super) const ALL: [Self; 4] =
+        [Self::Reproduced, Self::Simulated, Self::NotPossible, Self::Missing];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Reproduced => "reproduced",
+            Self::Simulated => "simulated",
+            Self::NotPossible => "not_possible",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+/// A table or figure with its points.
+#[derive(Debug)]
+pub(super) struct Entry<'p> {
+    pub(super) plan: &'p PlannedEntry,
+    pub(super) state: State,
+    /// Reason of a state other than reproduced.
+    pub(super) reason: Option<String>,
+    pub(super) published: Vec<Point>,
+    pub(super) kernel: Vec<Point>,
+    pub(super) tidegate: Vec<Point>,
+    /// The paper's claim holds here.
+    pub(super) holds: Option<bool>,
+    /// What was found, in a few words.
+    pub(super) ours: String,
+    pub(super) ratio: Option<Ratio>,
+    /// Command lines and commits of the results.
+    pub(super) commands: Vec<String>,
+    pub(super) commits: Vec<String>,
+}
+
+/// Tidegate over the kernel at its best, or the inverse where less is better: above 1 Tidegate is
+/// ahead.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Ratio {
+    /// Median of the places that both have.
+    pub(super) median: f64,
+    pub(super) lowest: f64,
+    pub(super) highest: f64,
+}
+
+/// All entries of a plan.
+pub(super) fn all<'p>(
+    plan: &'p Plan,
+    tables: &PublishedTables,
+    results: &RunResults,
+) -> Result<Vec<Entry<'p>>, LabError> {
+    plan.entries.iter().map(|entry| Entry::new(entry, tables, results)).collect()
+}
+
+impl<'p> Entry<'p> {
+    fn new(
+        plan: &'p PlannedEntry,
+        tables: &PublishedTables,
+        results: &RunResults,
+    ) -> Result<Self, LabError> {
+        let points = |queries: &[Query]| -> Result<Vec<Point>, LabError> {
+            let found: Result<Vec<_>, _> =
+                queries.iter().map(|query| select::points(query, tables, results)).collect();
+            Ok(found?.concat())
+        };
+        let (published, kernel, tidegate) =
+            (points(&plan.published)?, points(&plan.kernel)?, points(&plan.tidegate)?);
+        let runs = plan.runs();
+        let without_result: Vec<&str> =
+            runs.iter().copied().filter(|run| results.get(run).is_none()).collect();
+        let (state, reason) = if let Some(reason) = &plan.not_possible {
+            (State::NotPossible, Some(reason.clone()))
+        } else if !without_result.is_empty() {
+            (State::Missing, Some(format!("no result of {}", without_result.join(", "))))
+        } else if published.is_empty() || kernel.is_empty() || tidegate.is_empty() {
+            (State::Missing, Some("the results have no rows of this entry".to_owned()))
+        } else if plan.simulated {
+            (State::Simulated, None)
+        } else {
+            (State::Reproduced, None)
+        };
+        let is_there = matches!(state, State::Reproduced | State::Simulated);
+        let (holds, ours) = if is_there { judge(plan, results)? } else { (None, String::new()) };
+        let ratio = if is_there { ratio(plan, &kernel, &tidegate) } else { None };
+        let of_runs = |key: &str| {
+            let found = runs.iter().filter_map(|run| results.get(run)?[key].as_str());
+            let mut found: Vec<String> = found.map(str::to_owned).collect();
+            found.dedup();
+            found
+        };
+        let (commands, commits) = (of_runs("command"), of_runs("commit"));
+        Ok(Self {
+            plan,
+            state,
+            reason,
+            published,
+            kernel,
+            tidegate,
+            holds,
+            ours,
+            ratio,
+            commands,
+            commits,
+        })
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        json!({
+            "id": self.plan.id,
+            "paper": self.plan.paper,
+            "source": self.plan.source,
+            "title": self.plan.title,
+            "claim": self.plan.claim,
+            "differs": self.plan.differs,
+            "state": self.state.name(),
+            "reason": self.reason,
+            "holds": self.holds,
+            "ours": self.ours,
+            "ratio": self.ratio.map(|ratio| round_to_thousandths(ratio.median)),
+            "ratio_lowest": self.ratio.map(|ratio| round_to_thousandths(ratio.lowest)),
+            "ratio_highest": self.ratio.map(|ratio| round_to_thousandths(ratio.highest)),
+            "published": self.published,
+            "kernel": self.kernel,
+            "tidegate": self.tidegate,
+            "command": self.commands.join("; "),
+            "commit": self.commits.join("; "),
+        })
+    }
+}
+
+/// Values of the entry's expressions over the results.
+fn judge(plan: &PlannedEntry, results: &RunResults) -> Result<(Option<bool>, String), LabError> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    expressions::add(&mut environment);
+    let context = results.context();
+    let evaluate = |text: &str| {
+        let failed = |error: minijinja::Error| {
+            LabError::Config(format!("the report's plan, {}: {text}: {error:#}", plan.id))
+        };
+        let expression = environment.compile_expression(text).map_err(failed)?;
+        expression.eval(&context).map_err(failed)
+    };
+    let (holds, ours) = (evaluate(&plan.holds)?, evaluate(&plan.ours)?);
+    Ok((Some(holds.is_true()), ours.to_string()))
+}
+
+fn ratio(plan: &PlannedEntry, kernel: &[Point], tidegate: &[Point]) -> Option<Ratio> {
+    let best = |points: &[Point], place: &Place| {
+        let values = points.iter().filter(|point| point.x == *place).filter_map(|point| point.y);
+        let better = if plan.less_is_better { f64::min } else { f64::max };
+        values.reduce(better)
+    };
+    let mut places: Vec<&Place> = Vec::new();
+    for point in tidegate {
+        if !places.contains(&&point.x) {
+            places.push(&point.x);
+        }
+    }
+    let mut ratios: Vec<f64> = places
+        .into_iter()
+        .filter_map(|place| best(tidegate, place).zip(best(kernel, place)))
+        .filter(|(own, other)| *own > 0.0 && *other > 0.0)
+        .map(|(own, other)| if plan.less_is_better { other / own } else { own / other })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    let (lowest, highest) = (*ratios.first()?, *ratios.last()?);
+    Some(Ratio { median: median(&ratios), lowest, highest })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(less_is_better: bool) -> PlannedEntry {
+        let query = |run: Option<&str>, table: Option<&str>, y: &str| Query {
+            table: table.map(str::to_owned),
+            run: run.map(str::to_owned),
+            each: None,
+            filter: "true".to_owned(),
+            series: "'s'".to_owned(),
+            x: "threads".to_owned(),
+            y: y.to_owned(),
+            low: None,
+            high: None,
+        };
+        PlannedEntry {
+            id: "rivera-2.1".to_owned(),
+            paper: "Rivera 2013".to_owned(),
+            source: "Table 2.1".to_owned(),
+            title: "Concurrent reads".to_owned(),
+            claim: "scales".to_owned(),
+            differs: "cores".to_owned(),
+            x: "threads".to_owned(),
+            y: "reads".to_owned(),
+            log_x: false,
+            log_y: false,
+            less_is_better,
+            simulated: false,
+            not_possible: None,
+            holds: "concurrent_reads.figures.scaling > 1.5".to_owned(),
+            ours: "fixed(concurrent_reads.figures.scaling) ~ ' times'".to_owned(),
+            published: vec![query(None, Some("rivera_concurrent_reads"), "seconds")],
+            kernel: vec![query(Some("concurrent-reads"), None, "kernel")],
+            tidegate: vec![query(Some("concurrent-reads"), None, "tidegate")],
+        }
+    }
+
+    fn results() -> RunResults {
+        let rows = json!([
+            {"threads": 1, "kernel": 10.0, "tidegate": 20.0},
+            {"threads": 2, "kernel": 10.0, "tidegate": 5.0},
+            {"threads": 4, "kernel": 10.0, "tidegate": 40.0},
+        ]);
+        let result = json!({"figures": {"scaling": 1.75}, "rows": rows, "commit": "abc",
+            "command": "tidegate lab concurrent-reads"});
+        RunResults::of([("concurrent-reads", result)])
+    }
+
+    #[test]
+    fn entry_has_points_of_all_three_and_a_judgement() {
+        let tables = PublishedTables::read().unwrap();
+        let (plan, results) = (entry(false), results());
+        let made = Entry::new(&plan, &tables, &results).unwrap();
+        assert_eq!(made.state, State::Reproduced);
+        assert_eq!((made.published.len(), made.kernel.len(), made.tidegate.len()), (48, 3, 3));
+        assert_eq!((made.holds, made.ours.as_str()), (Some(true), "1.75 times"));
+        assert_eq!(made.ratio, Some(Ratio { median: 2.0, lowest: 0.5, highest: 4.0 }));
+        assert_eq!((made.to_json()["commit"].as_str(), made.commands.len()), (Some("abc"), 1));
+        let plan = entry(true);
+        let made = Entry::new(&plan, &tables, &results).unwrap();
+        assert_eq!(made.ratio, Some(Ratio { median: 0.5, lowest: 0.25, highest: 2.0 }));
+    }
+
+    #[test]
+    fn entry_without_results_is_missing_and_says_of_which() {
+        let tables = PublishedTables::read().unwrap();
+        let mut plan = entry(false);
+        let none = RunResults::of([]);
+        let missing = Entry::new(&plan, &tables, &none).unwrap();
+        assert_eq!(missing.state, State::Missing);
+        assert_eq!(missing.reason.as_deref(), Some("no result of concurrent-reads"));
+        plan.not_possible = Some("no device".to_owned());
+        assert_eq!(Entry::new(&plan, &tables, &none).unwrap().state, State::NotPossible);
+    }
+}
