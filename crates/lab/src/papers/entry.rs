@@ -16,8 +16,6 @@ use crate::stats::{median, round_to_thousandths};
 pub(super) enum State {
     /// Measured here.
     Reproduced,
-    /// Simulated here.
-    Simulated,
     /// Cannot be repeated.
     NotPossible,
     /// A result is missing.
@@ -25,13 +23,11 @@ pub(super) enum State {
 }
 
 impl State {
-    pub(super) const ALL: [Self; 4] =
-        [Self::Reproduced, Self::Simulated, Self::NotPossible, Self::Missing];
+    pub(super) const ALL: [Self; 3] = [Self::Reproduced, Self::NotPossible, Self::Missing];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Reproduced => "reproduced",
-            Self::Simulated => "simulated",
             Self::NotPossible => "not_possible",
             Self::Missing => "missing",
         }
@@ -48,6 +44,7 @@ pub(super) struct Entry<'p> {
     pub(super) published: Vec<Point>,
     pub(super) kernel: Vec<Point>,
     pub(super) tidegate: Vec<Point>,
+    pub(super) simulated: Vec<Point>,
     /// The paper's claim holds here.
     pub(super) holds: Option<bool>,
     /// What was found, in a few words.
@@ -90,6 +87,7 @@ impl<'p> Entry<'p> {
         };
         let (published, kernel, tidegate) =
             (points(&plan.published)?, points(&plan.kernel)?, points(&plan.tidegate)?);
+        let simulated = points(&plan.simulated)?;
         let runs = plan.runs();
         let without_result: Vec<&str> =
             runs.iter().copied().filter(|run| results.get(run).is_none()).collect();
@@ -99,12 +97,10 @@ impl<'p> Entry<'p> {
             (State::Missing, Some(format!("no result of {}", without_result.join(", "))))
         } else if published.is_empty() || kernel.is_empty() || tidegate.is_empty() {
             (State::Missing, Some("the results have no rows of this entry".to_owned()))
-        } else if plan.simulated {
-            (State::Simulated, None)
         } else {
             (State::Reproduced, None)
         };
-        let is_there = matches!(state, State::Reproduced | State::Simulated);
+        let is_there = state == State::Reproduced;
         let (holds, ours) = if is_there { judge(plan, results)? } else { (None, String::new()) };
         let ratio = if is_there { ratio(plan, &kernel, &tidegate) } else { None };
         let of_runs = |key: &str| {
@@ -121,6 +117,7 @@ impl<'p> Entry<'p> {
             published,
             kernel,
             tidegate,
+            simulated,
             holds,
             ours,
             ratio,
@@ -147,6 +144,7 @@ impl<'p> Entry<'p> {
             "published": self.published,
             "kernel": self.kernel,
             "tidegate": self.tidegate,
+            "simulated": self.simulated,
             "command": self.commands.join("; "),
             "commit": self.commits.join("; "),
         })
@@ -221,13 +219,13 @@ mod tests {
             log_x: false,
             log_y: false,
             less_is_better,
-            simulated: false,
             not_possible: None,
             holds: "concurrent_reads.figures.scaling > 1.5".to_owned(),
             ours: "fixed(concurrent_reads.figures.scaling) ~ ' times'".to_owned(),
             published: vec![query(None, Some("rivera_concurrent_reads"), "seconds")],
             kernel: vec![query(Some("concurrent-reads"), None, "kernel")],
             tidegate: vec![query(Some("concurrent-reads"), None, "tidegate")],
+            simulated: Vec::new(),
         }
     }
 

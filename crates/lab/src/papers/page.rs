@@ -67,11 +67,12 @@ fn data_uri(json: &str) -> String {
 }
 
 fn draw(entry: &Entry<'_>, former: Option<&FormerReport>) -> Result<Value, LabError> {
-    let is_shown = matches!(entry.state, State::Reproduced | State::Simulated);
+    let is_shown = entry.state == State::Reproduced;
     let mut charts = vec![chart(entry, "published", &[("", &entry.published)])?];
     if is_shown {
         let here = [("kernel: ", &entry.kernel), ("Tidegate: ", &entry.tidegate)];
         charts.push(chart(entry, "here", &here)?);
+        charts.push(chart(entry, "simulated", &[("", &entry.simulated)])?);
     }
     let texts = entry.published.iter().filter(|point| point.text.is_some());
     let texts: Vec<_> = texts
@@ -103,8 +104,12 @@ fn name_of(place: &Place) -> String {
 
 /// Rows of the table of numbers: side, series, place, value.
 fn numbers(entry: &Entry<'_>) -> Vec<[String; 4]> {
-    let sides =
-        [("paper", &entry.published), ("kernel", &entry.kernel), ("Tidegate", &entry.tidegate)];
+    let sides = [
+        ("paper", &entry.published),
+        ("kernel", &entry.kernel),
+        ("Tidegate", &entry.tidegate),
+        ("simulator", &entry.simulated),
+    ];
     let row = |side: &str, point: &Point| {
         let value = point
             .y

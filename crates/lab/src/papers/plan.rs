@@ -69,9 +69,6 @@ pub(super) struct PlannedEntry {
     /// Less is better.
     #[serde(default)]
     pub(super) less_is_better: bool,
-    /// The numbers of today are simulated.
-    #[serde(default)]
-    pub(super) simulated: bool,
     /// Reason for which the entry cannot be repeated.
     pub(super) not_possible: Option<String>,
     /// Expression over the results: true if the paper's claim holds here.
@@ -81,6 +78,9 @@ pub(super) struct PlannedEntry {
     pub(super) published: Vec<Query>,
     pub(super) kernel: Vec<Query>,
     pub(super) tidegate: Vec<Query>,
+    /// The paper's own machine in the simulator, with Tidegate's gate and stack.
+    #[serde(default)]
+    pub(super) simulated: Vec<Query>,
 }
 
 /// Points of rows: of a table of a paper, or of the result of a run.
@@ -137,7 +137,7 @@ impl Plan {
 impl PlannedEntry {
     /// Names of the runs that the entry shows.
     pub(super) fn runs(&self) -> Vec<&str> {
-        let queries = self.kernel.iter().chain(&self.tidegate);
+        let queries = self.kernel.iter().chain(&self.tidegate).chain(&self.simulated);
         let mut names: Vec<&str> = queries.filter_map(|query| query.run.as_deref()).collect();
         names.sort_unstable();
         names.dedup();

@@ -49,6 +49,10 @@ const PANEL_WIDTH: u32 = 460;
 const SINGLE_PANEL_WIDTH: u32 = 736;
 const PANEL_HEIGHT: u32 = 300;
 const HEADING_HEIGHT: u32 = 36;
+/// Height of the numbers and the caption below a panel.
+const PLACES_HEIGHT: u32 = 42;
+/// Maximum width of a character at a place of the horizontal axis.
+const PLACE_CHARACTER_WIDTH: u32 = 7;
 const LEFT_MARGIN: i32 = 64;
 const LEGEND_LINE_HEIGHT: i32 = 20;
 /// Maximum width of a character in the legend.
@@ -71,7 +75,10 @@ pub(super) fn draw(picture: &Picture, panel_width: u32) -> Result<String, DrawEr
     let rows = picture.panels.len().div_ceil(columns);
     let width = panel_width * columns as u32;
     let legend = Legend::new(&picture.panels, width);
-    let legend_top = HEADING_HEIGHT + rows as u32 * PANEL_HEIGHT;
+    let heights = picture.panels.iter().map(|panel| places_height(&panel.x, panel_width));
+    let places_height = heights.max().unwrap_or(PLACES_HEIGHT);
+    let panel_height = PANEL_HEIGHT - PLACES_HEIGHT + places_height;
+    let legend_top = HEADING_HEIGHT + rows as u32 * panel_height;
     let mut svg = String::new();
     {
         let backend = SVGBackend::with_string(&mut svg, (width, legend_top + legend.height()));
@@ -83,7 +90,7 @@ pub(super) fn draw(picture: &Picture, panel_width: u32) -> Result<String, DrawEr
         let (_, panels) = top.split_vertically(HEADING_HEIGHT);
         let areas = panels.split_evenly((rows.max(1), columns));
         for (panel, area) in picture.panels.iter().zip(&areas) {
-            draw_panel(panel, &legend, area)?;
+            draw_panel(panel, &legend, places_height, area)?;
         }
         legend.draw(&bottom)?;
         page.present()?;
@@ -188,7 +195,21 @@ fn range_of(axis: &Axis, values: impl Iterator<Item = f64>) -> Range<f64> {
     }
 }
 
-fn draw_panel(panel: &Panel, legend: &Legend, area: &Area<'_>) -> Result<(), DrawError> {
+/// Height of the places of an axis and its caption: names too long to stand side by side are
+/// written from top to bottom.
+fn places_height(axis: &Axis, panel_width: u32) -> u32 {
+    let width = |name: &String| PLACE_CHARACTER_WIDTH * name.chars().count() as u32;
+    let place_width = (panel_width - LEFT_MARGIN as u32) / axis.names.len().max(1) as u32;
+    let longest = axis.names.iter().map(width).max().unwrap_or(0);
+    if longest < place_width { PLACES_HEIGHT } else { PLACES_HEIGHT + longest }
+}
+
+fn draw_panel(
+    panel: &Panel,
+    legend: &Legend,
+    places_height: u32,
+    area: &Area<'_>,
+) -> Result<(), DrawError> {
     let points = || panel.series.iter().flat_map(|series| series.points.iter().copied());
     let spreads = || panel.series.iter().flat_map(|series| series.spreads.iter().copied());
     let x = range_of(&panel.x, points().map(|(x, _)| x));
@@ -197,23 +218,31 @@ fn draw_panel(panel: &Panel, legend: &Legend, area: &Area<'_>) -> Result<(), Dra
     let ranges = (x.clone(), y.clone());
     let mut chart = ChartBuilder::on(area);
     chart.margin_left(6).margin_right(16).margin_top(6);
-    chart.x_label_area_size(42).y_label_area_size(LEFT_MARGIN - 6);
+    chart.x_label_area_size(places_height).y_label_area_size(LEFT_MARGIN - 6);
     if !panel.title.is_empty() {
         chart.caption(&panel.title, text_style(TITLE_SIZE, HPos::Center));
     }
     match (panel.x.scale, panel.y.scale) {
         (Scale::Linear, Scale::Linear) => {
-            draw_chart(chart.build_cartesian_2d(x, y)?, panel, ranges, legend)
+            draw_chart(chart.build_cartesian_2d(x, y)?, panel, ranges, legend, places_height)
         }
-        (Scale::Log, Scale::Linear) => {
-            draw_chart(chart.build_cartesian_2d(x.log_scale(), y)?, panel, ranges, legend)
-        }
-        (Scale::Linear, Scale::Log) => {
-            draw_chart(chart.build_cartesian_2d(x, y.log_scale())?, panel, ranges, legend)
-        }
+        (Scale::Log, Scale::Linear) => draw_chart(
+            chart.build_cartesian_2d(x.log_scale(), y)?,
+            panel,
+            ranges,
+            legend,
+            places_height,
+        ),
+        (Scale::Linear, Scale::Log) => draw_chart(
+            chart.build_cartesian_2d(x, y.log_scale())?,
+            panel,
+            ranges,
+            legend,
+            places_height,
+        ),
         (Scale::Log, Scale::Log) => {
             let chart = chart.build_cartesian_2d(x.log_scale(), y.log_scale())?;
-            draw_chart(chart, panel, ranges, legend)
+            draw_chart(chart, panel, ranges, legend, places_height)
         }
     }
 }
@@ -223,6 +252,7 @@ fn draw_chart<X, Y>(
     panel: &Panel,
     (x, y): (Range<f64>, Range<f64>),
     legend: &Legend,
+    places_height: u32,
 ) -> Result<(), DrawError>
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
@@ -236,6 +266,11 @@ where
         chart.draw_series([Text::new(label.clone(), ((from + to) / 2.0, y.end), style)])?;
     }
     let numbers = text_style(TEXT_SIZE, HPos::Center);
+    let places = if places_height > PLACES_HEIGHT {
+        numbers.transform(FontTransform::Rotate90).pos(Pos::new(HPos::Left, VPos::Center))
+    } else {
+        numbers.clone()
+    };
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -244,7 +279,8 @@ where
         .light_line_style(TRANSPARENT)
         .bold_line_style(GRID)
         .axis_style(AXIS)
-        .label_style(numbers.clone())
+        .y_label_style(numbers.clone())
+        .x_label_style(places)
         .axis_desc_style(numbers)
         .x_label_formatter(&|value| place_text(&panel.x, *value))
         .y_label_formatter(&|value| tick_text(*value))
