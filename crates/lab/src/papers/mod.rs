@@ -102,3 +102,67 @@ fn summarize(entries: &[Entry], results: &RunResults) -> Experiment {
     );
     result
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tables of the papers' set-ups, which no table or figure shows.
+    const SETUPS: [&str; 4] =
+        ["farias_scenarios", "jonack_load_levels", "jonack_machines", "mogul_cycle_limit"];
+
+    #[test]
+    fn every_published_number_is_shown() {
+        let plan = Plan::read().unwrap();
+        let tables = PublishedTables::read().unwrap();
+        for name in tables.names().filter(|name| !SETUPS.contains(name)) {
+            let queries = plan.entries.iter().flat_map(|entry| &entry.published);
+            let queries: Vec<_> =
+                queries.filter(|query| query.table.as_deref() == Some(name)).collect();
+            for row in tables.rows(name).unwrap() {
+                let is_shown = queries.iter().any(|query| select::takes(query, row).unwrap());
+                assert!(is_shown, "{name}: {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_table_and_figure_has_an_entry_with_its_own_name() {
+        let plan = Plan::read().unwrap();
+        let numbered = |prefix: &str, numbers: std::ops::RangeInclusive<u32>| -> Vec<String> {
+            numbers.map(|number| format!("{prefix}{number}")).collect()
+        };
+        let mut expected = [
+            numbered("rivera-2.", 1..=4),
+            numbered("rivera-3.", 1..=10),
+            numbered("rivera-4.", 1..=13),
+            numbered("jonack-f", 3..=8),
+            numbered("mogul-f6-", 3..=6),
+            numbered("diaz-t", 1..=3),
+        ]
+        .concat();
+        let others = ["rivera-trace", "jonack-t4", "jonack-mlfrr", "mogul-f6-1", "mogul-f7-1"];
+        let statements = ["mogul-monitoring", "mogul-file-service"];
+        let farias = ["farias-f12", "farias-f13a", "farias-f13b", "farias-f14"];
+        expected.extend(others.iter().chain(&statements).chain(&farias).map(|&id| id.to_owned()));
+        let mut ids: Vec<String> = plan.entries.iter().map(|entry| entry.id.clone()).collect();
+        expected.sort();
+        ids.sort();
+        assert_eq!(ids, expected);
+        for entry in &plan.entries {
+            let runs = entry.runs();
+            assert!(!runs.is_empty(), "{}", entry.id);
+            plan.check_names(&runs.iter().map(|&run| run.to_owned()).collect::<Vec<_>>()).unwrap();
+        }
+    }
+
+    #[test]
+    fn forms_take_as_long_as_they_say() {
+        let plan = Plan::read().unwrap();
+        let minutes = |seconds: fn(&plan::PlannedRun) -> u64| {
+            plan.runs.iter().map(seconds).sum::<u64>().div_ceil(60)
+        };
+        assert!(minutes(|run| run.seconds) <= 100);
+        assert!(minutes(|run| run.quick_seconds) <= 15);
+    }
+}

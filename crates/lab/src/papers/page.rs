@@ -131,15 +131,16 @@ fn chart(
     let plan = entry.plan;
     let points = || sides.iter().flat_map(|(side, points)| points.iter().map(move |p| (side, p)));
     let mut names: Vec<String> = Vec::new();
-    let is_named = points().any(|(_, point)| matches!(point.x, Place::Name(_)));
-    for (_, point) in points().filter(|(_, point)| point.y.is_some()) {
+    let numbers = || points().filter(|(_, point)| point.y.is_some());
+    let is_named = numbers().any(|(_, point)| matches!(point.x, Place::Name(_)));
+    for (_, point) in numbers() {
         let name = name_of(&point.x);
         if is_named && !names.contains(&name) {
             names.push(name);
         }
     }
     let mut series: Vec<Series> = Vec::new();
-    for (side, point) in points() {
+    for (side, point) in numbers() {
         let Some(y) = point.y else { continue };
         let x = match &point.x {
             Place::Number(number) if !is_named => *number,

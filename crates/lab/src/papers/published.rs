@@ -44,6 +44,12 @@ impl PublishedTables {
         TABLES.iter().map(read).collect::<Result<_, LabError>>().map(Self)
     }
 
+    /// Names of all tables.
+    #[cfg(test)]
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.0.keys().copied()
+    }
+
     /// Rows of the table `name`.
     pub(super) fn rows(&self, name: &str) -> Option<&[Value]> {
         self.0.get(name).map(Vec::as_slice)

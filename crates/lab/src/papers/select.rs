@@ -55,19 +55,32 @@ pub(super) fn points(
     Ok(points)
 }
 
+/// True if a query takes a row.
+#[cfg(test)]
+pub(super) fn takes(query: &Query, row: &Value) -> Result<bool, LabError> {
+    let environment = Environment::new();
+    let compiled = Compiled::new(query, &environment).map_err(|error| failed(query, &error))?;
+    compiled.point(row).map(|point| point.is_some()).map_err(|error| failed(query, &error))
+}
+
 fn failed(query: &Query, error: &minijinja::Error) -> LabError {
     LabError::Config(format!("the report's plan: {query:?}: {error:#}"))
 }
 
-/// The rows, or the elements of a list in each row together with the row.
+/// The rows, or the elements of a list in each row together with the row: the keys of an object, else
+/// `index` and `element`.
 fn expand(rows: Vec<Value>, each: Option<&str>) -> Vec<Value> {
     let Some(each) = each else { return rows };
     let elements = |row: Value| {
         let list = row[each].as_array().cloned().unwrap_or_default();
-        list.into_iter().map(move |element| {
+        list.into_iter().enumerate().map(move |(index, element)| {
             let mut whole = row.clone();
-            if let (Some(whole), Value::Object(element)) = (whole.as_object_mut(), element) {
-                whole.extend(element);
+            match (whole.as_object_mut(), element) {
+                (Some(whole), Value::Object(element)) => whole.extend(element),
+                (_, element) => {
+                    whole["index"] = Value::from(index);
+                    whole["element"] = element;
+                }
             }
             whole
         })
@@ -177,6 +190,13 @@ mod tests {
             point("line b", Place::Name("N1".to_owned()), 15.0),
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn elements_without_keys_have_a_number() {
+        let rows =
+            expand(vec![json!({"line": "a", "each_second": [5, null]})], Some("each_second"));
+        assert_eq!((rows.len(), &rows[0]["element"], &rows[1]["index"]), (2, &json!(5), &json!(1)));
     }
 
     #[test]
