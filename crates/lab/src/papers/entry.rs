@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::plan::{Plan, PlannedEntry, Query};
 use super::published::PublishedTables;
 use super::runs::RunResults;
-use super::select::{self, Place, Point};
+use super::select::{self, Point, PointPlace};
 use crate::LabError;
 use crate::report::expressions;
 use crate::stats::{median, round_to_thousandths};
@@ -47,7 +47,7 @@ pub(super) struct Entry<'p> {
     pub(super) simulated: Vec<Point>,
     /// The paper's claim holds here.
     pub(super) holds: Option<bool>,
-    /// What was found, in a few words.
+    /// Finding, in a few words.
     pub(super) ours: String,
     pub(super) ratio: Option<Ratio>,
     /// Command lines and commits of the results.
@@ -169,12 +169,12 @@ fn judge(plan: &PlannedEntry, results: &RunResults) -> Result<(Option<bool>, Str
 }
 
 fn ratio(plan: &PlannedEntry, kernel: &[Point], tidegate: &[Point]) -> Option<Ratio> {
-    let best = |points: &[Point], place: &Place| {
+    let best = |points: &[Point], place: &PointPlace| {
         let values = points.iter().filter(|point| point.x == *place).filter_map(|point| point.y);
         let better = if plan.less_is_better { f64::min } else { f64::max };
         values.reduce(better)
     };
-    let mut places: Vec<&Place> = Vec::new();
+    let mut places: Vec<&PointPlace> = Vec::new();
     for point in tidegate {
         if !places.contains(&&point.x) {
             places.push(&point.x);

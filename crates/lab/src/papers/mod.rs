@@ -24,7 +24,7 @@ use plan::Plan;
 use published::PublishedTables;
 use runs::RunResults;
 
-/// What the report is made of.
+/// Sources of the report.
 #[derive(Clone, Debug)]
 pub struct ReportConfig {
     /// Length of the experiments.

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::compare::FormerReport;
 use super::entry::{Entry, Ratio, State};
 use super::runs::RunResults;
-use super::select::{Place, Point};
+use super::select::{Point, PointPlace};
 use crate::LabError;
 use crate::report::{Axis, Experiment, Panel, Picture, Provenance, Scale, Series, Stroke};
 
@@ -95,10 +95,10 @@ fn draw(entry: &Entry<'_>, former: Option<&FormerReport>) -> Result<Value, LabEr
     Ok(Value::from(Serde(drawn)))
 }
 
-fn name_of(place: &Place) -> String {
+fn name_of(place: &PointPlace) -> String {
     match place {
-        Place::Number(number) => tidegate_load::format_number(*number),
-        Place::Name(name) => name.clone(),
+        PointPlace::Number(number) => tidegate_load::format_number(*number),
+        PointPlace::Name(name) => name.clone(),
     }
 }
 
@@ -132,7 +132,7 @@ fn chart(
     let points = || sides.iter().flat_map(|(side, points)| points.iter().map(move |p| (side, p)));
     let mut names: Vec<String> = Vec::new();
     let numbers = || points().filter(|(_, point)| point.y.is_some());
-    let is_named = numbers().any(|(_, point)| matches!(point.x, Place::Name(_)));
+    let is_named = numbers().any(|(_, point)| matches!(point.x, PointPlace::Name(_)));
     for (_, point) in numbers() {
         let name = name_of(&point.x);
         if is_named && !names.contains(&name) {
@@ -143,7 +143,7 @@ fn chart(
     for (side, point) in numbers() {
         let Some(y) = point.y else { continue };
         let x = match &point.x {
-            Place::Number(number) if !is_named => *number,
+            PointPlace::Number(number) if !is_named => *number,
             place => names.iter().position(|name| *name == name_of(place)).unwrap_or(0) as f64,
         };
         let name = format!("{side}{}", point.series);

@@ -54,9 +54,9 @@ pub(super) struct PlannedEntry {
     /// Name in the paper, such as `Table 2.1`.
     pub(super) source: String,
     pub(super) title: String,
-    /// What the paper claims.
+    /// Claim of the paper.
     pub(super) claim: String,
-    /// What differs from the paper's set-up.
+    /// Differences from the set-up of the paper.
     pub(super) differs: String,
     /// Axes of the charts.
     pub(super) x: String,

@@ -14,7 +14,7 @@ use crate::LabError;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Point {
     pub(super) series: String,
-    pub(super) x: Place,
+    pub(super) x: PointPlace,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) y: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,10 +26,10 @@ pub(super) struct Point {
     pub(super) high: Option<f64>,
 }
 
-/// Place on the horizontal axis.
+/// PointPlace on the horizontal axis.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub(super) enum Place {
+pub(super) enum PointPlace {
     Number(f64),
     Name(String),
 }
@@ -128,8 +128,8 @@ impl<'e> Compiled<'e> {
         };
         let x = self.x.eval(&row)?;
         let x = match number(x.clone()) {
-            Some(number) => Place::Number(number),
-            None => Place::Name(x.to_string()),
+            Some(number) => PointPlace::Number(number),
+            None => PointPlace::Name(x.to_string()),
         };
         let value = self.y.eval(&row)?;
         let text = value.as_str().map(str::to_owned);
@@ -186,8 +186,8 @@ mod tests {
             high: None,
         };
         let expected = [
-            point("line a", Place::Number(2.0), 10.0),
-            point("line b", Place::Name("N1".to_owned()), 15.0),
+            point("line a", PointPlace::Number(2.0), 10.0),
+            point("line b", PointPlace::Name("N1".to_owned()), 15.0),
         ];
         assert_eq!(found, expected);
     }

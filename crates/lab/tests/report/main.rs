@@ -25,7 +25,7 @@ fn report(page: &Path, arguments: &[&str]) -> (String, Value) {
 }
 
 /// Charts of a page, and what overlaps or does not fit at this width.
-fn look_at(page: &Path, width: u32) -> (usize, Vec<String>) {
+fn check_layout(page: &Path, width: u32) -> (usize, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let check = folder.path().join("check.html");
     let text = LAYOUT_CHECK
@@ -48,7 +48,7 @@ fn look_at(page: &Path, width: u32) -> (usize, Vec<String>) {
 
 fn assert_fits(page: &Path, charts: usize) {
     for width in WIDTHS {
-        let (found, problems) = look_at(page, width);
+        let (found, problems) = check_layout(page, width);
         assert!(problems.is_empty(), "{width} pixels: {problems:#?}");
         assert_eq!(found, charts, "charts at {width} pixels");
     }

@@ -249,7 +249,7 @@ fn picture(rows: &[Value]) -> Picture {
     }
 }
 
-/// What was seen of a case.
+/// Observations of a case.
 struct LockTrace {
     /// Address of the socket.
     socket: u64,
