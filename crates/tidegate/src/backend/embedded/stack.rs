@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -23,12 +24,18 @@ use crate::types::socket_ops::SocketOps;
 /// Pauses between two polls of the sleeper while the thread busy-polls the sockets.
 const PAUSES_PER_SLEEPER_CHECK: u32 = 8;
 
+/// Yields of the processor until a thread that waits for the lock takes it: longer than it takes to
+/// wake the thread.
+const MAX_HAND_OVER_YIELDS: u32 = 256;
+
 /// Locked embedded stack.
 pub(crate) type EmbeddedGuard<'a> = StackGuard<'a, EmbeddedCore>;
 
 /// State shared by all clones of a [`Net`] and by its threads.
 pub(crate) struct EmbeddedStack {
     core: Mutex<EmbeddedCore>,
+    /// Threads that wait for the lock.
+    waiting: AtomicU32,
     /// True if the core measures its lock.
     measures_lock: bool,
     pub(crate) wake_fds: WakeFds,
@@ -225,7 +232,8 @@ impl EmbeddedStack {
         let idle = has_share.then(IdleDetector::start).transpose()?;
         let measures_lock = meter.is_some();
         let core = EmbeddedCore::new(engine, claims, meter);
-        Ok(Self { core: Mutex::new(core), measures_lock, wake_fds, idle, primary })
+        let (core, waiting) = (Mutex::new(core), AtomicU32::new(0));
+        Ok(Self { core, waiting, measures_lock, wake_fds, idle, primary })
     }
 
     #[inline]
@@ -234,20 +242,50 @@ impl EmbeddedStack {
         if self.measures_lock {
             return EmbeddedGuard::new(self.lock_counted());
         }
-        // A thread that panicked while it held the lock left the engine between two packets,
-        // where its state is consistent.
-        EmbeddedGuard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
+        EmbeddedGuard::new(self.try_lock().unwrap_or_else(|| self.wait_for_lock()))
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<MutexGuard<'_, EmbeddedCore>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            // A thread that panicked while it held the lock left the engine between two packets,
+            // where its state is consistent.
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    #[cold]
+    fn wait_for_lock(&self) -> MutexGuard<'_, EmbeddedCore> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        core
+    }
+
+    /// Lets a thread that waits for the lock take it, for a limited time. A thread that locks the
+    /// stack again and again would otherwise take it before a thread that has to wake up first. The
+    /// caller does not hold the lock.
+    pub(super) fn hand_over_lock(&self) {
+        let before = self.waiting.load(Ordering::Relaxed);
+        let mut yields = 0;
+        while yields < MAX_HAND_OVER_YIELDS
+            && before > 0
+            && self.waiting.load(Ordering::Relaxed) >= before
+        {
+            std::thread::yield_now();
+            yields += 1;
+        }
     }
 
     #[cold]
     fn lock_counted(&self) -> MutexGuard<'_, EmbeddedCore> {
-        let (mut core, found_taken) = match self.core.try_lock() {
-            Ok(core) => (core, None),
-            Err(TryLockError::Poisoned(poisoned)) => (poisoned.into_inner(), None),
-            Err(TryLockError::WouldBlock) => {
+        let (mut core, found_taken) = match self.try_lock() {
+            Some(core) => (core, None),
+            None => {
                 let found_taken = ContentionStart::now();
-                let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-                (core, Some(found_taken))
+                (self.wait_for_lock(), Some(found_taken))
             }
         };
         if let Some(meter) = &mut core.meter {

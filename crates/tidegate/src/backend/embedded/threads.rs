@@ -221,7 +221,10 @@ impl Control {
             core.report_queue_levels();
             core.run()?;
             match core.engine.idle_step() {
-                IdleStep::Spin => {}
+                IdleStep::Spin => {
+                    drop(core);
+                    shared.hand_over_lock();
+                }
                 IdleStep::Pause => {
                     drop(core);
                     shared.pause();
