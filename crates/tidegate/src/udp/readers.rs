@@ -295,8 +295,10 @@ pub fn wait_readable(readers: &mut [UdpReader], timeout: Option<Duration>) -> io
 }
 
 fn wait_for_any(readers: &mut [&mut UdpReader], deadline: Deadline) -> io::Result<bool> {
+    // A call that does not wait asks once.
+    let polls = if matches!(deadline, Deadline::Now) { 1 } else { POLLS_BEFORE_SLEEP };
     loop {
-        for _ in 0..POLLS_BEFORE_SLEEP {
+        for _ in 0..polls {
             if readers.iter_mut().any(|reader| reader.end.requests.ready_slots(1) > 0) {
                 return Ok(true);
             }
