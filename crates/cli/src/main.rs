@@ -13,6 +13,7 @@ mod doctor;
 mod drop_log;
 mod gate;
 mod guard;
+mod help_files;
 mod host;
 mod lab;
 mod load;
@@ -90,6 +91,10 @@ enum Command {
     Demo(lab::Arguments),
     /// List all drop reasons
     Drops(report::Drops),
+    /// Print a script that completes commands and flags in a shell
+    Completions(help_files::Completions),
+    /// Write the manual pages into a folder
+    Man(help_files::ManualPages),
     /// Restore settings of an interface; Tidegate starts this itself
     #[command(hide = true)]
     RestoreSettings {
@@ -128,6 +133,8 @@ fn main() -> ExitCode {
         Command::Lab(arguments) => arguments.run(None),
         Command::Demo(arguments) => arguments.run(Some("demo")),
         Command::Drops(drops) => drops.run(),
+        Command::Completions(completions) => completions.run(),
+        Command::Man(pages) => pages.run(),
         Command::ResolveNeighbours { interface, user } => {
             sandbox::resolve_neighbours(interface, &user)
         }
