@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
 
 use crate::output::print;
@@ -26,8 +26,12 @@ impl Completions {
 }
 
 fn script(shell: Shell) -> Result<String, Failure> {
+    let whole = Cli::command();
+    // Some shells would show hidden commands.
+    let shown = whole.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let mut command = Command::new(PROGRAM).version(tidegate_program::VERSION).subcommands(shown);
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), PROGRAM, &mut script);
+    clap_complete::generate(shell, &mut command, PROGRAM, &mut script);
     Ok(String::from_utf8(script)?)
 }
 
@@ -49,7 +53,7 @@ impl ManualPages {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::process;
 
     use clap::ValueEnum;
 
@@ -69,7 +73,8 @@ mod tests {
         let script = script(Shell::Bash).unwrap();
         let complete = "COMP_WORDS=(tidegate dae); COMP_CWORD=1; \
                         _tidegate tidegate dae tidegate; echo \"${COMPREPLY[*]}\"";
-        let output = Command::new("bash").args(["-c", &format!("{script}\n{complete}")]).output();
+        let output =
+            process::Command::new("bash").args(["-c", &format!("{script}\n{complete}")]).output();
         let output = output.unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(String::from_utf8_lossy(&output.stdout), "daemon\n", "{error}");
