@@ -30,6 +30,7 @@ mod soak;
 pub(crate) mod summary;
 mod sweep;
 mod tcp;
+mod web_server;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -135,6 +136,9 @@ pub(crate) enum Lab {
     /// Effect of a flood on the rest of the machine: a steady outgoing flow, ping, system time
     /// at eight levels, and the recovery time of a server
     Protect(protect::ProtectLab),
+    /// Web servers with a flood in the middle third of the time, after Jonack and Murta: Apache and
+    /// nginx on the kernel and on Tidegate, and `tidegate serve http`
+    WebServer(web_server::WebServerLab),
     /// NSD under a flood from unknown sources, with and without `tidegate guard`: answers to a
     /// known source
     Guard(guard::GuardLab),
@@ -237,6 +241,7 @@ impl Lab {
             Lab::Monitor(lab) => lab.run(),
             Lab::CpuShare(lab) => lab.run(),
             Lab::Protect(lab) => lab.run(),
+            Lab::WebServer(lab) => lab.run(),
             Lab::Guard(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),
             Lab::Nfs(lab) => lab.run(),

@@ -25,3 +25,4 @@ pub(crate) mod sysctl;
 pub mod tcp;
 pub mod test_case;
 pub(crate) mod tracefs;
+pub(crate) mod web_client;
