@@ -19,6 +19,7 @@ mod mlfrr;
 mod monitor;
 mod nfs;
 mod papers_livelock;
+mod profile;
 mod protect;
 mod reader_scaling;
 mod receive_queues;
@@ -97,6 +98,9 @@ pub(crate) enum Lab {
     /// affinity against a network core
     #[command(alias = "asymmetric")]
     ContextSwitches(tcp::TcpLab),
+    /// Functions in which a core spends its time, after Diaz and Zabaljauregui: streams through a
+    /// server on the kernel tuned by affinity and on a network core, by perf
+    Profile(profile::ProfileLab),
     /// A server on one, two and more network cores, each with its own receive queue: answers per busy
     /// second, and frames that cross from core to core
     Cores(cores::CoresLab),
@@ -230,6 +234,7 @@ impl Lab {
             Lab::ContextSwitches(lab) => {
                 lab.run(tidegate_lab::experiments::diaz::context_switches::run)
             }
+            Lab::Profile(lab) => lab.run(),
             Lab::Cores(lab) => lab.run(),
             Lab::Elastic(lab) => lab.run(),
             Lab::Soak(lab) => lab.run(),

@@ -13,6 +13,7 @@ pub(crate) mod folder;
 pub mod for_tests;
 pub mod load;
 pub mod netns;
+pub(crate) mod perf;
 pub mod plain_reader;
 pub mod process;
 pub(crate) mod programs;

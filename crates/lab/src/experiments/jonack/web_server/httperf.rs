@@ -10,7 +10,7 @@ use super::servers::RunningServer;
 /// Package and program.
 pub(super) const PROGRAM: &str = "httperf";
 
-/// What httperf reports.
+/// Report of httperf.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HttperfReport {
     pub(super) replies_per_s: f64,
