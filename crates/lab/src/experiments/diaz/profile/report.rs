@@ -76,8 +76,11 @@ impl Rate {
     }
 }
 
-/// Groups of functions that the figures count, by parts of their names.
-const GROUPS: [(&str, fn(&str) -> bool); 4] = [
+/// True for the functions of a group, by their names.
+type IsMember = fn(&str) -> bool;
+
+/// Groups of functions that the figures count.
+const GROUPS: [(&str, IsMember); 4] = [
     ("lock", is_spin_lock),
     ("copy", is_copy),
     ("interrupt", is_interrupt),
@@ -148,7 +151,7 @@ impl Profile {
         all
     }
 
-    fn group_percent(&self, is_member: fn(&str) -> bool) -> f64 {
+    fn group_percent(&self, is_member: IsMember) -> f64 {
         let all = self.samples.by_symbol.iter();
         let members = all.filter(|(symbol, _)| is_member(symbol)).map(|(_, &count)| count);
         self.percent(members.sum())

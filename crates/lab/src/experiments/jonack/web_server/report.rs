@@ -6,13 +6,16 @@ use super::servers::{FILE_BYTES, FILE_COUNT, KERNEL_WAYS, WebServer};
 use super::timeline::{LevelRun, Service, Timeline};
 use super::{REQUESTS_PER_S, WebServerConfig};
 use crate::experiments::jonack::load_levels::{LEVELS_PPS, level_name};
-use crate::experiments::kernel_best::{FirstPass, Goal};
+use crate::experiments::kernel_best::Goal;
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series, Span};
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::load::flood::FLOOD_NOTE;
 use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::web_client::REQUEST_TIMEOUT;
+
+/// Service of one phase at a level.
+type ServiceOf = fn(&Timeline, &LevelRun) -> Service;
 
 /// Lowest level whose time line is reported: N7, as in the paper.
 const MIN_TIMELINE_PPS: f64 = LEVELS_PPS[7];
@@ -104,7 +107,7 @@ impl Case {
             "throughput_kept": round_to_thousandths(self.throughput_kept(level)),
             "recovery_s": of(&|run, level| run.recovery_s(level).unwrap_or(f64::INFINITY)),
         });
-        let phases: [(&str, fn(&Timeline, &LevelRun) -> Service); 3] = [
+        let phases: [(&str, ServiceOf); 3] = [
             ("before", |run, _| run.before()),
             ("during", Timeline::during),
             ("after", Timeline::after),
@@ -199,59 +202,74 @@ struct Levels {
 const ALL_LEVELS: [Levels; 2] =
     [Levels { suffix: "", has_maximum: true }, Levels { suffix: "_n8", has_maximum: false }];
 
-/// Worst value of `of` over servers and levels. `None` without measurements.
-fn worst(
-    cases: &[Case],
-    levels: Levels,
-    is_counted: impl Fn(WebServer) -> bool,
-    (goal, of): (Goal, fn(&Case, usize) -> f64),
-) -> Option<f64> {
-    let counted = cases.iter().filter(|case| is_counted(case.server));
-    let values = counted.flat_map(|case| {
-        let wanted = move |&level: &usize| levels.has_maximum || case.level_pps(level).is_some();
-        (0..case.level_count()).filter(wanted).map(move |level| of(case, level))
-    });
-    values.reduce(|worst, value| match goal {
-        Goal::Highest => worst.min(value),
-        Goal::Lowest => worst.max(value),
-    })
+/// Figure of a server at a level.
+struct Figure {
+    name: &'static str,
+    goal: Goal,
+    of: fn(&Case, usize) -> f64,
+}
+
+const FIGURES: [Figure; 3] = [
+    Figure { name: "web_throughput_kept", goal: Goal::Highest, of: Case::throughput_kept },
+    Figure { name: "web_response_ratio", goal: Goal::Lowest, of: Case::response_ratio },
+    Figure { name: "web_recovery_s", goal: Goal::Lowest, of: Case::recovery_s },
+];
+
+impl Figure {
+    /// Worst value over servers and levels. `None` without measurements.
+    fn worst(
+        &self,
+        cases: &[Case],
+        levels: Levels,
+        is_counted: impl Fn(WebServer) -> bool,
+    ) -> Option<f64> {
+        let counted = cases.iter().filter(|case| is_counted(case.server));
+        let values = counted.flat_map(|case| {
+            let is_wanted =
+                move |&level: &usize| levels.has_maximum || case.level_pps(level).is_some();
+            (0..case.level_count()).filter(is_wanted).map(move |level| (self.of)(case, level))
+        });
+        values.reduce(|worst, value| match self.goal {
+            Goal::Highest => worst.min(value),
+            Goal::Lowest => worst.max(value),
+        })
+    }
+
+    /// Sets the figure for Tidegate, for each way of the kernel, and for the best of those in which
+    /// the server's core receives.
+    fn report(&self, cases: &[Case], levels: Levels, result: &mut Experiment) {
+        let mut set = |way: &str, value: Option<f64>| {
+            let name = format!("{}{}{way}", self.name, levels.suffix);
+            match value {
+                // JSON has no infinity.
+                Some(value) if !value.is_finite() => {
+                    result.note(format!("{name}: no response during a flood"));
+                }
+                Some(value) => result.figure(&name, round_to_thousandths(value)),
+                None => {}
+            }
+        };
+        set("", self.worst(cases, levels, |server| server.kernel_way().is_none()));
+        let mut compared = Vec::new();
+        for work in KERNEL_WAYS {
+            let value = self.worst(cases, levels, |server| server.kernel_way() == Some(work));
+            set(&format!("_{}", work.kernel_name().replace('-', "_")), value);
+            if work != ReceiveWork::Softirq {
+                compared.extend(value);
+            }
+        }
+        let best = compared.into_iter().reduce(|best, value| match self.goal {
+            Goal::Highest => best.max(value),
+            Goal::Lowest => best.min(value),
+        });
+        set("_kernel_best", best);
+    }
 }
 
 pub(super) fn conclude(config: &WebServerConfig, cases: &[Case], result: &mut Experiment) {
-    let figures: [(&str, Goal, fn(&Case, usize) -> f64); 3] = [
-        ("web_throughput_kept", Goal::Highest, Case::throughput_kept),
-        ("web_response_ratio", Goal::Lowest, Case::response_ratio),
-        ("web_recovery_s", Goal::Lowest, Case::recovery_s),
-    ];
-    for (name, goal, of) in figures {
+    for figure in FIGURES {
         for levels in ALL_LEVELS {
-            let mut set = |way: &str, value: Option<f64>| {
-                let figure = format!("{name}{}{way}", levels.suffix);
-                match value {
-                    // JSON has no infinity.
-                    Some(value) if !value.is_finite() => {
-                        result.note(format!("{figure}: no response during a flood"));
-                    }
-                    Some(value) => result.figure(&figure, round_to_thousandths(value)),
-                    None => {}
-                }
-            };
-            set("", worst(cases, levels, |server| server.kernel_way().is_none(), (goal, of)));
-            let on_way = |work: ReceiveWork| {
-                worst(cases, levels, |server| server.kernel_way() == Some(work), (goal, of))
-            };
-            let mut compared = Vec::new();
-            for work in KERNEL_WAYS {
-                let value = on_way(work);
-                set(&format!("_{}", work.kernel_name().replace('-', "_")), value);
-                if work != ReceiveWork::Softirq {
-                    compared
-                        .extend(value.map(|value| (work, work.kernel_name().to_owned(), value)));
-                }
-            }
-            if !compared.is_empty() {
-                set("_kernel_best", on_way(FirstPass::new(goal, compared).best()));
-            }
+            figure.report(cases, levels, result);
         }
     }
     result.rows = cases.iter().flat_map(|case| case.rows(config)).collect();

@@ -43,7 +43,7 @@ pub(super) struct RunningServer {
 }
 
 enum Processes {
-    Packaged(RunningService),
+    Packaged(Box<RunningService>),
     Tidegate { process: ServerProcess, _folder: TempDir },
 }
 
@@ -93,7 +93,11 @@ impl WebServer {
                 let service = start_service(testbed, program, stack, same_core, flags)?;
                 let files = write_files(service.folder())?;
                 let target = service.target;
-                Ok(RunningServer { processes: Processes::Packaged(service), target, files })
+                Ok(RunningServer {
+                    processes: Processes::Packaged(Box::new(service)),
+                    target,
+                    files,
+                })
             }
             Self::Tidegate => start_tidegate(testbed),
         }
