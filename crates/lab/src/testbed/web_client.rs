@@ -59,9 +59,9 @@ struct Exchange {
     response: Vec<u8>,
 }
 
-/// Progress of an exchange.
+/// State of an exchange.
 #[derive(Debug, PartialEq)]
-enum Progress {
+enum ExchangeState {
     Pending,
     Answered,
     Failed,
@@ -101,7 +101,7 @@ impl Requests {
         }
     }
 
-    /// Waits until an exchange can go on, for at most `limit`. Tells of each whether it can.
+    /// Waits until an exchange can go on, for at most `limit`. Returns for each exchange whether it can.
     fn wait(&self, limit: Duration) -> io::Result<Vec<bool>> {
         let wanted = |exchange: &Exchange| {
             if exchange.request_is_sent { PollFlags::IN } else { PollFlags::OUT }
@@ -122,14 +122,14 @@ impl Requests {
         let mut ready = ready.iter();
         open.retain_mut(|exchange| {
             let file = &files[exchange.number % files.len()];
-            let progress = match ready.next() {
+            let state = match ready.next() {
                 Some(true) => exchange.advance(file),
-                _ => Progress::Pending,
+                _ => ExchangeState::Pending,
             };
-            match progress {
-                Progress::Pending => exchange.began.elapsed() < REQUEST_TIMEOUT,
-                Progress::Failed => false,
-                Progress::Answered => {
+            match state {
+                ExchangeState::Pending => exchange.began.elapsed() < REQUEST_TIMEOUT,
+                ExchangeState::Failed => false,
+                ExchangeState::Answered => {
                     let record = &mut records[exchange.number];
                     record.latency_s = Some(began.elapsed().as_secs_f64() - record.scheduled_s);
                     false
@@ -150,28 +150,28 @@ fn start_connecting(target: SocketAddr) -> io::Result<TcpStream> {
 }
 
 impl Exchange {
-    fn advance(&mut self, file: &WebFile) -> Progress {
+    fn advance(&mut self, file: &WebFile) -> ExchangeState {
         if !self.request_is_sent {
             let request =
                 format!("GET {} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", file.path);
             // An empty send buffer takes a whole request.
             match self.stream.write(request.as_bytes()) {
                 Ok(sent) if sent == request.len() => self.request_is_sent = true,
-                Err(error) if is_not_yet(&error) => return Progress::Pending,
-                _ => return Progress::Failed,
+                Err(error) if is_not_yet(&error) => return ExchangeState::Pending,
+                _ => return ExchangeState::Failed,
             }
         }
         let mut buf = [0; 8192];
         loop {
             match self.stream.read(&mut buf) {
-                Ok(0) => return Progress::Failed,
+                Ok(0) => return ExchangeState::Failed,
                 Ok(len) => self.response.extend(&buf[..len]),
-                Err(error) if is_not_yet(&error) => return Progress::Pending,
-                Err(_) => return Progress::Failed,
+                Err(error) if is_not_yet(&error) => return ExchangeState::Pending,
+                Err(_) => return ExchangeState::Failed,
             }
             match judge(&self.response, file.bytes) {
-                Progress::Pending => {}
-                progress => return progress,
+                ExchangeState::Pending => {}
+                state => return state,
             }
         }
     }
@@ -183,18 +183,18 @@ fn is_not_yet(error: &io::Error) -> bool {
 }
 
 /// Judges the bytes received so far of a response with a body of `body_bytes`.
-fn judge(response: &[u8], body_bytes: usize) -> Progress {
+fn judge(response: &[u8], body_bytes: usize) -> ExchangeState {
     const END: &[u8] = b"\r\n\r\n";
     let Some(head) = response.windows(END.len()).position(|window| window == END) else {
-        return Progress::Pending;
+        return ExchangeState::Pending;
     };
     let status = response.split(|&byte| byte == b' ').nth(1);
     let received = response.len() - head - END.len();
     match received.cmp(&body_bytes) {
-        _ if status != Some(b"200") => Progress::Failed,
-        std::cmp::Ordering::Less => Progress::Pending,
-        std::cmp::Ordering::Equal => Progress::Answered,
-        std::cmp::Ordering::Greater => Progress::Failed,
+        _ if status != Some(b"200") => ExchangeState::Failed,
+        std::cmp::Ordering::Less => ExchangeState::Pending,
+        std::cmp::Ordering::Equal => ExchangeState::Answered,
+        std::cmp::Ordering::Greater => ExchangeState::Failed,
     }
 }
 
@@ -206,15 +206,15 @@ mod tests {
     fn response_is_complete_with_its_last_byte() {
         let response = b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\nabc";
         for len in 0..response.len() {
-            assert_eq!(judge(&response[..len], 3), Progress::Pending, "{len}");
+            assert_eq!(judge(&response[..len], 3), ExchangeState::Pending, "{len}");
         }
-        assert_eq!(judge(response, 3), Progress::Answered);
-        assert_eq!(judge(response, 2), Progress::Failed, "longer than the file");
-        assert_eq!(judge(b"HTTP/1.1 404 Not Found\r\n\r\nabc", 3), Progress::Failed);
+        assert_eq!(judge(response, 3), ExchangeState::Answered);
+        assert_eq!(judge(response, 2), ExchangeState::Failed, "longer than the file");
+        assert_eq!(judge(b"HTTP/1.1 404 Not Found\r\n\r\nabc", 3), ExchangeState::Failed);
     }
 
-    /// Answers connections until the client is to stop: each second one with less than it promises.
-    fn serve(listener: &std::net::TcpListener, connections: usize) {
+    /// Answers connections with files of three bytes, then closes the port.
+    fn serve(listener: std::net::TcpListener, connections: usize) {
         for number in 0..connections {
             let (mut stream, _) = listener.accept().unwrap();
             let mut request = [0; 256];
@@ -222,6 +222,7 @@ mod tests {
             assert!(request[..len].starts_with(format!("GET /{} ", number % 2).as_bytes()));
             stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n123").unwrap();
         }
+        drop(listener);
     }
 
     #[test]
@@ -232,14 +233,14 @@ mod tests {
             let file = |path: &str, bytes| WebFile { path: path.to_owned(), bytes };
             let files = vec![file("/0", 3), file("/1", 4)];
             let requests = Requests { target, files, open: Vec::new(), records: Vec::new() };
-            let stop = AtomicBool::new(false);
+            let stop = &AtomicBool::new(false);
             let records = std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    serve(&listener, 6);
+                scope.spawn(move || {
+                    serve(listener, 6);
                     stop.store(true, Ordering::Relaxed);
                 });
-                // The last request may find the listener without a server.
-                requests.run(100.0, Instant::now(), &stop).unwrap()
+                // The port refuses or resets a request that comes after these.
+                requests.run(100.0, Instant::now(), stop).unwrap()
             });
             for (number, record) in records.iter().take(6).enumerate() {
                 assert_eq!(record.latency_s.is_some(), number % 2 == 0, "{number} of {address}");

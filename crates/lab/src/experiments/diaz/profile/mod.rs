@@ -22,7 +22,7 @@ use crate::testbed::tcp::{
 };
 
 /// Concurrent connections.
-const CONNECTIONS: usize = 4;
+const CONNECTIONS: usize = 16;
 /// Bytes that a connection sends at once and gets back.
 const MESSAGE_BYTES: usize = 64 << 10;
 /// Time before the samples, in seconds.

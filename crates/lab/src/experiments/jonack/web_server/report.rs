@@ -60,7 +60,7 @@ impl Case {
     /// Requests answered during the flood over those before.
     fn throughput_kept(&self, level: usize) -> f64 {
         self.median_at(level, |run, level| {
-            run.during(level).answered_per_s / run.before().answered_per_s
+            run.during(level).answered_per_s / run.before().answered_per_s.max(1e-9)
         })
     }
 
