@@ -30,9 +30,8 @@ const WARM_UP_SECONDS: f64 = 0.5;
 /// Time for which the load goes on, since perf takes some to start.
 const PERF_START_SECONDS: f64 = 1.0;
 
-/// Ways of the kernel in which the server's core receives.
-const KERNEL_WAYS: [ReceiveWork; 3] =
-    [ReceiveWork::Thread, ReceiveWork::Steered, ReceiveWork::BusyPoll];
+/// Ways of the kernel in which the server's core receives, without busy polling.
+const KERNEL_WAYS: [ReceiveWork; 2] = [ReceiveWork::Thread, ReceiveWork::Steered];
 
 /// Samples the core of both servers at both rates.
 ///

@@ -184,8 +184,8 @@ pub(super) fn describe(
         MESSAGE_BYTES >> 10
     ));
     result.note(
-        "A: epoll on kernel sockets, with all receive work on the server's core in the way that a \
-         first pass finds best at the maximum; B: the same server on a network core that busy-polls \
+        "A: epoll on kernel sockets, with all receive work on the server's core, in a NAPI thread or \
+         by RPS, as a first pass finds best at the maximum; B: the same server on a network core that busy-polls \
          AF_XDP and never sleeps (mode dedicated)",
     );
     result.note(format!(

@@ -76,6 +76,12 @@ impl Case {
         })
     }
 
+    /// Smallest share of a level that the generator made, in any run.
+    fn offered_share_min(&self) -> Option<f64> {
+        let levels = self.runs.iter().flat_map(|run| &run.levels);
+        levels.filter_map(|level| Some(level.offered_pps / level.level_pps?)).reduce(f64::min)
+    }
+
     fn rows(&self, config: &WebServerConfig) -> Vec<Value> {
         let levels = (0..self.level_count()).map(|level| self.row(config, level));
         let httperf = self.runs.iter().filter_map(|run| {
@@ -272,6 +278,9 @@ pub(super) fn conclude(config: &WebServerConfig, cases: &[Case], result: &mut Ex
             figure.report(cases, levels, result);
         }
     }
+    if let Some(made) = cases.iter().filter_map(Case::offered_share_min).reduce(f64::min) {
+        result.figure("web_level_offered_share_min", round_to_thousandths(made));
+    }
     result.rows = cases.iter().flat_map(|case| case.rows(config)).collect();
     result.columns = COLUMNS.to_vec();
     result.picture = Some(picture(config, cases));
@@ -350,6 +359,7 @@ mod tests {
         conclude(&config, &cases, &mut result);
         let figure = |name: &str| result.figures.get(name).copied();
         assert_eq!(figure("web_response_ratio"), Some(2.0));
+        assert_eq!(figure("web_level_offered_share_min"), Some(0.914));
         assert_eq!(figure("web_response_ratio_n8"), Some(2.0));
         assert_eq!(figure("web_response_ratio_kernel_best"), Some(4.0));
         assert_eq!(figure("web_response_ratio_kernel_timer"), None, "no response");
