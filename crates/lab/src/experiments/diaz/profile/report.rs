@@ -80,11 +80,12 @@ impl Rate {
 type IsMember = fn(&str) -> bool;
 
 /// Groups of functions that the figures count.
-const GROUPS: [(&str, IsMember); 4] = [
+const GROUPS: [(&str, IsMember); 5] = [
     ("lock", is_spin_lock),
     ("copy", is_copy),
     ("interrupt", is_interrupt),
     ("late", switches_interrupts_on),
+    ("idle", is_idle),
 ];
 
 fn is_spin_lock(symbol: &str) -> bool {
@@ -107,6 +108,11 @@ fn switches_interrupts_on(symbol: &str) -> bool {
     let parts = ["spin_unlock_irq", "finish_task_switch", "handle_softirqs", "__do_softirq"];
     let others = ["net_rx_action", "process_backlog", "do_syscall_64", "napi_threaded_poll"];
     parts.iter().chain(&others).any(|part| symbol.contains(part))
+}
+
+/// The halted core, which the paper counts too.
+fn is_idle(symbol: &str) -> bool {
+    ["default_idle", "intel_idle", "safe_halt"].iter().any(|part| symbol.contains(part))
 }
 
 /// Samples of one test at one rate.
@@ -198,7 +204,8 @@ pub(super) fn describe(
         "figures count functions by their names, at the paper's rate and, with _max, at the maximum: \
          spin locks (lock), copies (copy), interrupts and the dispatch of softirqs (interrupt); while \
          the kernel has interrupts off no sample is taken, and the late sample falls on the function \
-         that switches them on (late)",
+         that switches them on (late); a core that does not busy-poll is idle for a part (idle), which \
+         makes all its other shares smaller",
     );
 }
 
@@ -291,7 +298,8 @@ mod tests {
             ("_raw_spin_unlock_irqrestore", 10),
             ("_copy_to_iter", 30),
             ("sysvec_apic_timer_interrupt", 10),
-            ("tcp_v4_rcv", 25),
+            ("tcp_v4_rcv", 5),
+            ("pv_native_safe_halt", 20),
         ];
         let own = [("tidegate_stack::tcp::poll", 99), ("__memmove_avx_unaligned_erms", 1)];
         let profiles =
@@ -303,6 +311,7 @@ mod tests {
             ("profile_copy_percent_kernel", 30.0),
             ("profile_interrupt_percent_kernel", 10.0),
             ("profile_late_percent_kernel", 10.0),
+            ("profile_idle_percent_kernel", 20.0),
             ("profile_named_percent_kernel", 95.0),
             ("profile_lock_percent", 0.0),
             ("profile_copy_percent", 1.0),
