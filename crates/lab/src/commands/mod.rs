@@ -19,6 +19,7 @@ mod mlfrr;
 mod monitor;
 mod nfs;
 mod papers_livelock;
+mod profile;
 mod protect;
 mod reader_scaling;
 mod receive_queues;
@@ -31,6 +32,7 @@ mod soak;
 pub(crate) mod summary;
 mod sweep;
 mod tcp;
+mod web_server;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -97,6 +99,9 @@ pub(crate) enum Lab {
     /// affinity against a network core
     #[command(alias = "asymmetric")]
     ContextSwitches(tcp::TcpLab),
+    /// Functions in which a core spends its time, after Diaz and Zabaljauregui: streams through a
+    /// server on the kernel tuned by affinity and on a network core, by perf
+    Profile(profile::ProfileLab),
     /// A server on one, two and more network cores, each with its own receive queue: answers per busy
     /// second, and frames that cross from core to core
     Cores(cores::CoresLab),
@@ -136,6 +141,9 @@ pub(crate) enum Lab {
     /// Effect of a flood on the rest of the machine: a steady outgoing flow, ping, system time
     /// at eight levels, and the recovery time of a server
     Protect(protect::ProtectLab),
+    /// Web servers with a flood in the middle third of the time, after Jonack and Murta: Apache and
+    /// nginx on the kernel and on Tidegate, and `tidegate serve http`
+    WebServer(web_server::WebServerLab),
     /// NSD under a flood from unknown sources, with and without `tidegate guard`: answers to a
     /// known source
     Guard(guard::GuardLab),
@@ -227,6 +235,7 @@ impl Lab {
             Lab::ContextSwitches(lab) => {
                 lab.run(tidegate_lab::experiments::diaz::context_switches::run)
             }
+            Lab::Profile(lab) => lab.run(),
             Lab::Cores(lab) => lab.run(),
             Lab::Elastic(lab) => lab.run(),
             Lab::Soak(lab) => lab.run(),
@@ -238,6 +247,7 @@ impl Lab {
             Lab::Monitor(lab) => lab.run(),
             Lab::CpuShare(lab) => lab.run(),
             Lab::Protect(lab) => lab.run(),
+            Lab::WebServer(lab) => lab.run(),
             Lab::Guard(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),
             Lab::Nfs(lab) => lab.run(),

@@ -1,4 +1,4 @@
-//! Open-loop UDP client: sends at a constant rate and records the outcome of every request.
+//! Open-loop client: sends at a constant rate, by UDP, and records the outcome of every request.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -103,13 +103,25 @@ impl Client {
             Ok(socket)
         })?;
         let socket = socket.map_err(LabError::io("cannot open the client's socket"))?;
+        Self::spawn(namespace, core, move |began, stop| {
+            run_client(&socket, &requests, rate_pps, began, stop)
+        })
+    }
+
+    /// Starts a client thread in `namespace` on core `core`. `work` gets the start and the flag that
+    /// stops the client, and returns the records of all requests in send order.
+    pub(crate) fn spawn(
+        namespace: &Namespace,
+        core: usize,
+        work: impl FnOnce(Instant, &AtomicBool) -> Result<Vec<RequestRecord>, LabError> + Send + 'static,
+    ) -> Result<Self, LabError> {
         let stop = Arc::new(AtomicBool::new(false));
         let stop_flag = Arc::clone(&stop);
         let began = Instant::now();
-        let thread = std::thread::spawn(move || {
+        let thread = namespace.spawn(move || {
             cpu::pin_this_thread(core)?;
-            run_client(&socket, &requests, rate_pps, began, &stop_flag)
-        });
+            work(began, &stop_flag)
+        })?;
         Ok(Self { stop, thread: Some(thread), began })
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::support::{fails_with, is_root, lab};
+use super::support::{fails_with, has_programs, is_root, lab};
 
 fn figure(result: &Value, name: &str) -> f64 {
     result["figures"][name].as_f64().unwrap_or_else(|| panic!("no {name} in {result}"))
@@ -215,6 +215,32 @@ fn protect_lab_measures_every_level_and_draws_svg() {
         assert!(figure(&result, name) >= 0.0, "{name}");
     }
     assert!(std::fs::read_to_string(&svg).unwrap().contains("steady outgoing flow"));
+}
+
+#[test]
+fn web_server_lab_measures_every_level_and_draws_svg() {
+    if !is_root("lab web-server") || !has_programs("lab web-server", &["httperf"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("web-server.svg");
+    let svg_name = svg.to_str().unwrap();
+    let short = ["--quick", "--seconds", "0.3", "--only", "tidegate-http", "--svg", svg_name];
+    let result = lab(&[&["web-server"], &short[..]].concat());
+    let rows = result["rows"].as_array().unwrap();
+    let levels: Vec<&Value> = rows.iter().map(|row| &row["level"]).collect();
+    assert_eq!(levels, ["N8", "maximum", "N8"], "and once more by httperf: {result}");
+    for row in &rows[..2] {
+        // 45 requests, and some more on a busy machine that catches up.
+        assert!(row["answered_before"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["mean_ms_before"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["offered_per_s"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    for name in ["web_throughput_kept", "web_throughput_kept_n8", "web_recovery_s"] {
+        assert!(figure(&result, name) >= 0.0, "{name}");
+    }
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("flood at maximum"));
+    fails_with(&["web-server", "--only", "lighttpd"], &["known: apache2-kernel-softirq"]);
 }
 
 #[test]

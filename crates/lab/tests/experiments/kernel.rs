@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::support::{is_root, lab};
+use super::support::{has_programs, is_root, lab};
 
 /// True if the kernel's trace events are available; prints the reason if not.
 fn can_trace(test: &str) -> bool {
@@ -169,4 +169,27 @@ fn ordinary_lab_compares_with_the_kernels_best() {
             assert!(result["figures"][figure].as_f64() > Some(0.0), "{result}");
         }
     }
+}
+
+#[test]
+fn profile_lab_names_the_functions_of_both_tests() {
+    let test = "profile_lab_names_the_functions_of_both_tests";
+    if !is_root(test) || !has_programs(test, &["perf"]) {
+        return;
+    }
+    let result = lab(&["profile", "--quick", "--seconds", "0.5"]);
+    let rows = result["rows"].as_array().unwrap();
+    for (letter, of_its_own) in [("A", "tcp_"), ("B", "tidegate_")] {
+        let symbols = || {
+            let is_measured = |row: &&Value| !row["server"].as_str().unwrap().starts_with("paper");
+            let of_test = rows.iter().filter(is_measured).filter(|row| row["test"] == letter);
+            of_test.map(|row| row["symbol"].as_str().unwrap())
+        };
+        assert!(symbols().count() > 10, "{letter}: {result}");
+        let has_own = symbols().any(|symbol| symbol.contains(of_its_own));
+        assert!(has_own, "{of_its_own} in {letter}: {result}");
+    }
+    // Some libraries have no symbols.
+    assert!(result["figures"]["profile_named_percent"].as_f64() > Some(50.0), "{result}");
+    assert!(result["figures"]["profile_gbps_max_kernel"].as_f64() > Some(0.0), "{result}");
 }

@@ -9,7 +9,7 @@ use tidegate_load::{ExpectedResponse, Transaction};
 use crate::error::LabError;
 use crate::testbed::programs;
 
-/// Size in bytes of the message (echo), the value (redis, memcached) or the file (nginx).
+/// Size in bytes of the message (echo), the value (redis, memcached) or the file (web servers).
 const VALUE_BYTES: usize = 64;
 
 /// Unmodified application.
@@ -20,10 +20,12 @@ pub(crate) enum Application {
     Redis,
     Memcached,
     Nginx,
+    /// With the threads and processes of its default.
+    Apache,
 }
 
 impl Application {
-    /// Applications from Debian's packages.
+    /// Applications from Debian's packages that serve from one process.
     pub(crate) const PACKAGES: [Self; 3] = [Self::Redis, Self::Memcached, Self::Nginx];
 
     /// Name in rows and figures.
@@ -33,6 +35,7 @@ impl Application {
             Self::Redis => "redis",
             Self::Memcached => "memcached",
             Self::Nginx => "nginx",
+            Self::Apache => "apache2",
         }
     }
 
@@ -41,7 +44,7 @@ impl Application {
             Self::Echo => 7,
             Self::Redis => 6379,
             Self::Memcached => 11_211,
-            Self::Nginx => 8080,
+            Self::Nginx | Self::Apache => 8080,
         }
     }
 
@@ -52,6 +55,7 @@ impl Application {
             Self::Redis => ("redis-server", "--version"),
             Self::Memcached => ("memcached", "--version"),
             Self::Nginx => ("nginx", "-v"),
+            Self::Apache => ("apache2", "-v"),
         };
         Command::new(executable)
             .arg(version_flag)
@@ -89,9 +93,24 @@ impl Application {
                     self.port()
                 );
                 fs::write(&config, text).map_err(LabError::file(&config))?;
-                let file = folder.join("f");
-                fs::write(&file, vec![b'x'; VALUE_BYTES]).map_err(LabError::file(&file))?;
+                write_file(folder)?;
                 format!("nginx -c {} -p {root}", config.display())
+            }
+            Self::Apache => {
+                let config = folder.join("apache.conf");
+                let modules = "/usr/lib/apache2/modules";
+                let text = format!(
+                    "ServerRoot {root}\nServerName tidegate\nDefaultRuntimeDir {root}\n\
+                     PidFile {root}/pid\nErrorLog /dev/null\nMutex file:{root}\n\
+                     LoadModule mpm_event_module {modules}/mod_mpm_event.so\n\
+                     LoadModule authz_core_module {modules}/mod_authz_core.so\n\
+                     User www-data\nGroup www-data\nListen 0.0.0.0:{}\nDocumentRoot {root}\n\
+                     <Directory {root}>\nRequire all granted\n</Directory>\n",
+                    self.port()
+                );
+                fs::write(&config, text).map_err(LabError::file(&config))?;
+                write_file(folder)?;
+                format!("apache2 -DFOREGROUND -f {}", config.display())
             }
         };
         // Two consecutive spaces produce an empty argument.
@@ -106,7 +125,7 @@ impl Application {
                 (format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${VALUE_BYTES}\r\n{value}\r\n"), "+OK\r\n")
             }
             Self::Memcached => (format!("set k 0 0 {VALUE_BYTES}\r\n{value}\r\n"), "STORED\r\n"),
-            Self::Echo | Self::Nginx => return None,
+            Self::Echo | Self::Nginx | Self::Apache => return None,
         };
         Some(Transaction {
             request: request.into_bytes(),
@@ -134,11 +153,17 @@ impl Application {
                     format!("VALUE k 0 {VALUE_BYTES}\r\n{value}\r\nEND\r\n").into_bytes(),
                 ),
             },
-            Self::Nginx => Transaction {
+            Self::Nginx | Self::Apache => Transaction {
                 request: b"GET /f HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
                 // The response header contains the time, so only the length is checked.
                 response: ExpectedResponse::Length(0),
             },
         }
     }
+}
+
+/// Writes the file that the measured request of a web server asks for.
+fn write_file(folder: &Path) -> Result<(), LabError> {
+    let file = folder.join("f");
+    fs::write(&file, [b'x'; VALUE_BYTES]).map_err(LabError::file(&file))
 }

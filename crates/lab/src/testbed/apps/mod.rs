@@ -82,7 +82,7 @@ pub(crate) struct RunningService {
     pub(crate) daemon: Option<DaemonProcess>,
     pub(crate) target: SocketAddr,
     pub(crate) question: Transaction,
-    _folder: TempDir,
+    folder: TempDir,
     _busy_poll: Vec<SysctlOverride>,
 }
 
@@ -105,10 +105,6 @@ pub(crate) struct DaemonProcess {
     folder: TempDir,
 }
 
-fn make_folder() -> Result<TempDir, LabError> {
-    folder::private()
-}
-
 /// Command-line flags of a stack at the server's end of the veth pair.
 fn stack_flags(testbed: &FloodTestbed) -> [String; 4] {
     let address = format!("{TIDEGATE_ADDRESS}/{PREFIX_BITS}");
@@ -122,7 +118,7 @@ impl DaemonProcess {
         core: usize,
         flags: &[&str],
     ) -> Result<Self, LabError> {
-        let folder = make_folder()?;
+        let folder = folder::private()?;
         let mut command = testbed.pair.b.namespace.command_on_core(core, programs::tidegate()?);
         command.args(["daemon", "--cpu", &core.to_string(), "--socket"]);
         command.arg(folder.path().join(SOCKET_FILE)).args(stack_flags(testbed)).args(flags);
@@ -226,7 +222,8 @@ fn start_application(
     address: Ipv4Addr,
     prefix: Vec<OsString>,
 ) -> Result<RunningService, LabError> {
-    let folder = make_folder()?;
+    // Apache serves as a user of its own.
+    let folder = folder::readable()?;
     let mut command = testbed.pair.b.namespace.command_on_core(core, "env");
     command.args(prefix).args(application.command_line(folder.path())?);
     let mut process = ServerProcess::start(application.name(), &mut command)?;
@@ -247,7 +244,7 @@ fn start_application(
         question.response = ExpectedResponse::Length(answer_bytes);
     }
     let (daemon, _busy_poll) = (None, Vec::new());
-    Ok(RunningService { process, daemon, target, question, _folder: folder, _busy_poll })
+    Ok(RunningService { process, daemon, target, question, folder, _busy_poll })
 }
 
 /// Sends each kind of request once. Returns the length in bytes of the response to `question`.
@@ -351,6 +348,11 @@ impl RunningService {
             testbed.pair.b.set_softirq_napi()?;
         }
         Ok(ServiceMeasurement { load, server_core_percent: server_core.busy_percent })
+    }
+
+    /// Folder of the application's files, which a web server serves.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Process ids of the daemon, if any, and of the application.

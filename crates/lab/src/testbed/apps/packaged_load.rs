@@ -28,7 +28,9 @@ pub(crate) fn measure(
         Application::Memcached => {
             Some(measure_memcached(&mut command("memcaslap"), target, connections, seconds))
         }
-        Application::Nginx => Some(measure_http(&mut command("wrk"), target, connections, seconds)),
+        Application::Nginx | Application::Apache => {
+            Some(measure_http(&mut command("wrk"), target, connections, seconds))
+        }
         Application::Echo => None,
     }
 }

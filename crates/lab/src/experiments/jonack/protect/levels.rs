@@ -7,16 +7,13 @@ use serde_json::{Value, json};
 use super::ProtectConfig;
 use super::second_interface::{PingResult, SecondInterface};
 use crate::error::LabError;
+use crate::experiments::jonack::load_levels::{LEVELS_PPS, level_name};
 use crate::report::plot::{Axis, Panel, Series};
 use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths};
 use crate::testbed::flood::{FloodMeasurement, FloodSource, FloodTestbed};
 use crate::testbed::test_case::{EchoService, Transport};
 
-/// Rates without a flood and at the paper's levels N1 to N8, in packets/s
-/// (jonack_load_levels.csv). Every transport gets these rates. Against the kernel's receive work the
-/// generator does not make every rate above.
-const LEVELS_PPS: [f64; 9] = [0.0, 127e3, 189e3, 236e3, 324e3, 371e3, 498e3, 639e3, 875e3];
 /// Offered load, as a share of the level, below which the measurement is repeated.
 const MIN_OFFERED_SHARE: f64 = 0.95;
 /// Measurements of one level until the generator makes the level.
@@ -172,7 +169,7 @@ impl LevelResults {
             json!({
                 "test": "levels",
                 "carrier": self.transport.name(),
-                "level": if level == 0 { "none".to_owned() } else { format!("N{level}") },
+                "level": level_name(level),
                 "level_per_s": of(|seen| seen.level_pps.round()),
                 "offered_per_s": of(|seen| seen.load.offered_pps.round()),
                 "flow_mbps": of(|seen| seen.flow_mbps),
