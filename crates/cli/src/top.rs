@@ -364,7 +364,8 @@ mod tests {
 
     fn app(pid: u32, counts: [u64; 3]) -> ApplicationReport {
         let [commands, bytes_in, bytes_out] = counts;
-        let identity = Identity { pid, uid: 0, name: "redis".to_owned() };
+        let identity =
+            Identity { pid, uid: 0, name: "redis".to_owned(), library: Default::default() };
         ApplicationReport {
             identity,
             commands,
@@ -378,6 +379,7 @@ mod tests {
 
     fn report(scale: u64, applications: Vec<ApplicationReport>) -> DaemonReport {
         DaemonReport {
+            versions: None,
             pid: 1,
             arguments: Vec::new(),
             folder: "/".into(),

@@ -15,3 +15,4 @@ pub use ipc::handshake::Shard;
 pub use ipc::layout::Geometry;
 pub use ipc::share_group::ShareGroupId;
 pub use ipc::status::SocketState;
+pub use ipc::version::{Library, ProtocolVersion};

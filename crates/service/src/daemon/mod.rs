@@ -36,6 +36,7 @@ mod snapshot_error;
 mod socket;
 mod transfer;
 mod upgrade;
+mod versions;
 mod workers;
 
 /// Bodies of the fuzz targets.
@@ -64,6 +65,7 @@ pub use quota::Quota;
 pub use report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
 pub use upgrade::handover::{ConfigFactory, UpgradeMode};
 pub use upgrade::protocol::OutputFds;
+pub use versions::{UpgradeImpossible, Versions};
 
 use self::attach::bound_socket::BoundSocket;
 use self::attach::listener::AttachListener;

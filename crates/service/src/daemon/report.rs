@@ -12,9 +12,11 @@ use tidegate_gate::{GateCounters, Settings};
 
 use super::ids::Identity;
 use super::peer::Peer;
+use super::versions::Versions;
 use crate::ipc::connect::connect_to_daemon;
 use crate::ipc::handshake::{Hello, send_hello};
 use crate::ipc::status::SocketState;
+use crate::ipc::version::ProtocolVersion;
 
 /// State and counters of a daemon. From another version some fields may be missing.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -22,6 +24,8 @@ use crate::ipc::status::SocketState;
 pub struct DaemonReport {
     /// Process ID of the daemon.
     pub pid: u32,
+    /// Versions of the daemon; `None` from a daemon that does not report them.
+    pub versions: Option<Versions>,
     /// Command-line arguments of the daemon, without the program's name.
     pub arguments: Vec<String>,
     /// Working directory of the daemon.
@@ -132,7 +136,7 @@ impl DaemonReport {
     pub fn query(path: &Path) -> io::Result<Self> {
         let mut connection = connect_to_daemon(path)?;
         connection.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        send_hello(connection.as_fd(), &Hello::Report)?;
+        send_hello(connection.as_fd(), ProtocolVersion::CURRENT, &Hello::Report)?;
         let mut answer = Vec::new();
         connection.read_to_end(&mut answer)?;
         serde_json::from_slice(&answer).map_err(|_| {
@@ -180,11 +184,17 @@ impl DaemonReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ipc::version::Library;
 
     #[test]
     fn users_see_only_their_own_applications() {
         let application = |uid| ApplicationReport {
-            identity: Identity { pid: 1, uid, name: "test".to_owned() },
+            identity: Identity {
+                pid: 1,
+                uid,
+                name: "test".to_owned(),
+                library: Library::default(),
+            },
             commands: 0,
             bytes_in: 0,
             bytes_out: 0,

@@ -13,6 +13,7 @@ use crate::daemon::application::Application;
 use crate::daemon::ids::PayloadBytes;
 use crate::daemon::report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
 use crate::daemon::socket::{AppSocket, SocketKind};
+use crate::daemon::versions::Versions;
 
 impl NetworkCore {
     /// Report of this core and its applications.
@@ -65,6 +66,7 @@ impl DaemonReport {
         let arguments = std::env::args_os().skip(1);
         Self {
             pid: std::process::id(),
+            versions: Some(Versions::own()),
             arguments: arguments.map(|text| text.to_string_lossy().into_owned()).collect(),
             folder: std::env::current_dir().unwrap_or_default(),
             is_shared: host.claims.shares_kernel_addresses(),
