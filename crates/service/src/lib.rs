@@ -6,6 +6,9 @@
 //! [`tidegate_memory::shared`].
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+extern crate self as tidegate_service;
+
 pub mod attachment;
 pub mod daemon;
 mod ipc;

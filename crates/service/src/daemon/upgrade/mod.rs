@@ -8,6 +8,8 @@ mod claims;
 pub mod fuzz;
 pub(super) mod handover;
 pub(super) mod offer;
+#[cfg(test)]
+mod older_versions;
 pub(super) mod protocol;
 pub(super) mod restore;
 mod save;

@@ -84,6 +84,7 @@ fn state_changes_only_with_a_new_format() {
         }
         let mut bytes = Vec::new();
         state.encode(&mut bytes).unwrap();
+        assert!(state.to_format_8() == oldest, "format 8 has changed");
         let path = path(STATE_FORMAT, family);
         if may_write() && !path.exists() {
             std::fs::write(&path, &bytes).unwrap();

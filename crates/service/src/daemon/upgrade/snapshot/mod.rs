@@ -147,6 +147,15 @@ impl<'a> DaemonSnapshot<'a> {
     }
 }
 
+#[cfg(test)]
+impl DaemonSnapshot<'_> {
+    /// Bytes that a daemon of the format before writes.
+    pub(super) fn to_format_8(&self) -> Vec<u8> {
+        let head = [&MAGIC[..], &[8]].concat();
+        postcard::to_extend(&v8::DaemonSnapshot::from(self.clone()), head).unwrap()
+    }
+}
+
 /// Parses all of some bytes.
 fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, SnapshotError> {
     match postcard::take_from_bytes(bytes) {

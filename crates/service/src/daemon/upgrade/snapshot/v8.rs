@@ -75,6 +75,42 @@ impl<'a> From<DaemonSnapshot<'a>> for super::DaemonSnapshot<'a> {
     }
 }
 
+/// State as a daemon of this format writes it.
+#[cfg(test)]
+impl<'a> From<super::DaemonSnapshot<'a>> for DaemonSnapshot<'a> {
+    fn from(state: super::DaemonSnapshot<'a>) -> Self {
+        let application = |app: CurrentApplication| ApplicationSnapshot {
+            identity: Identity {
+                pid: app.identity.pid,
+                uid: app.identity.uid,
+                name: app.identity.name,
+            },
+            token: app.token,
+            memory: app.memory,
+            entries: app.entries,
+            generations: app.generations,
+            free_slots: app.free_slots,
+            queued_notifications: app.queued_notifications,
+            deferred_command: app.deferred_command,
+            commands_taken: app.commands_taken,
+            payload_bytes: app.payload_bytes,
+            kernel_sockets: app.kernel_sockets,
+        };
+        Self {
+            stack: state.stack,
+            mac: state.mac,
+            memories: state.memories,
+            applications: state.applications.into_iter().map(|app| app.map(application)).collect(),
+            sockets: state.sockets,
+            transfers: state.transfers,
+            claims: state.claims,
+            closing: state.closing,
+            device: state.device,
+            reservations: state.reservations,
+        }
+    }
+}
+
 impl From<ApplicationSnapshot> for CurrentApplication {
     fn from(old: ApplicationSnapshot) -> Self {
         let Identity { pid, uid, name } = old.identity;
