@@ -1,5 +1,6 @@
 //! `tidegate upgrade`: a new daemon takes over from the running daemon.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -44,7 +45,11 @@ impl Upgrade {
         let old = DaemonReport::query(&self.socket)?;
         let versions =
             old.versions.as_ref().map_or("an earlier version".into(), Versions::to_string);
-        print_line!("process {} has {versions}; this version has {}", old.pid, Versions::own())?;
+        print_line!(
+            "process {} is of {versions}; this program is of {}",
+            old.pid,
+            Versions::own()
+        )?;
         old.check_upgrade()?;
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("daemon");
@@ -60,12 +65,13 @@ impl Upgrade {
         let mut new = command.spawn()?;
         wait_until_serving(&self.socket, &mut new)?;
         print_line!("process {} has taken over from process {}", new.id(), old.pid)?;
-        for app in old.older_applications() {
-            let protocol = app.identity.library.protocol.number();
+        // A program has an attachment for each network core.
+        let names = old.older_applications().map(|app| app.identity.to_string());
+        let names = names.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ");
+        if !names.is_empty() {
             print_line!(
-                "{} speaks attach protocol {protocol}, which a later version may not serve: restart \
-                 it before the next upgrade",
-                app.identity
+                "still with the library of an earlier version: {names}; restart these programs before \
+                 an upgrade to a version that no longer serves it"
             )?;
         }
         Ok(())
