@@ -148,6 +148,11 @@ impl DaemonReport {
         })
     }
 
+    /// Adds the versions of the daemon, which its cores do not report.
+    pub(super) fn of_daemon(self, versions: Versions) -> Self {
+        Self { versions: Some(versions), ..self }
+    }
+
     /// Leaves out what a user may not see: the applications of other users, unless the user is root
     /// or the daemon's own.
     pub(super) fn visible_to(mut self, uid: u32) -> Self {

@@ -22,6 +22,7 @@ use crate::daemon::peer::Peer;
 use crate::daemon::quota::AppSettings;
 use crate::daemon::transfer::request::{SearchTarget, TransferRequest};
 use crate::daemon::upgrade::offer::UpgradeRequest;
+use crate::daemon::versions::Versions;
 use crate::daemon::workers::AppFd;
 use crate::ipc::event_fds::EventFds;
 use crate::ipc::handshake::{Hello, TransferOperation, receive_hello, send_refusal, send_welcome};
@@ -83,7 +84,7 @@ impl HelloHandler {
                 self.while_admitting(|| cores.inbox(0).send(message))
             }
             Hello::Report => {
-                let report = cores.report()?.visible_to(peer.uid);
+                let report = cores.report()?.of_daemon(Versions::own()).visible_to(peer.uid);
                 let mut stream = UnixStream::from(connection.as_fd().try_clone_to_owned()?);
                 stream.write_all(&serde_json::to_vec(&report)?)
             }

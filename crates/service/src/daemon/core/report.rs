@@ -13,7 +13,6 @@ use crate::daemon::application::Application;
 use crate::daemon::ids::PayloadBytes;
 use crate::daemon::report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
 use crate::daemon::socket::{AppSocket, SocketKind};
-use crate::daemon::versions::Versions;
 
 impl NetworkCore {
     /// Report of this core and its applications.
@@ -66,7 +65,7 @@ impl DaemonReport {
         let arguments = std::env::args_os().skip(1);
         Self {
             pid: std::process::id(),
-            versions: Some(Versions::own()),
+            versions: None,
             arguments: arguments.map(|text| text.to_string_lossy().into_owned()).collect(),
             folder: std::env::current_dir().unwrap_or_default(),
             is_shared: host.claims.shares_kernel_addresses(),

@@ -3,6 +3,7 @@
 //! The old daemon saves a snapshot and offers it, over the connection of the new daemon to the
 //! attach socket. The new daemon restores everything. Only then the old daemon ends.
 
+pub(super) mod check;
 mod claims;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

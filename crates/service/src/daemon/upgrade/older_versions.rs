@@ -232,7 +232,7 @@ fn unserved_attach_protocols_are_refused_by_number() {
 }
 
 #[test]
-fn report_tells_whether_this_version_can_take_over() {
+fn daemon_that_cannot_be_upgraded_is_known_by_its_report() {
     let testbed = UpgradeTestbed::new(vec![1]);
     let _app = Attachment::connect_speaking(OLDEST, &testbed.path(), "older").unwrap();
     let report = DaemonReport::query(&testbed.path()).unwrap();
