@@ -438,6 +438,7 @@ mod tests {
     #[test]
     fn shows_load_of_each_core() {
         let core = |busy| CoreReport {
+            nodes: Default::default(),
             busy,
             applications: 1,
             received: 0,

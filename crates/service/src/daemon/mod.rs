@@ -62,7 +62,7 @@ pub use ids::Identity;
 pub use log::Log;
 pub use options::{StartError, StartOptions};
 pub use quota::Quota;
-pub use report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
+pub use report::{ApplicationReport, CoreNodes, CoreReport, DaemonReport, GateState, SocketReport};
 pub use upgrade::check::UpgradeImpossible;
 pub use upgrade::handover::{ConfigFactory, UpgradeMode};
 pub use upgrade::protocol::OutputFds;

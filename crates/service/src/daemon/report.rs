@@ -73,6 +73,20 @@ pub struct CoreReport {
     /// rounds are not measured.
     #[serde(default)]
     pub longest_round_ns: Option<u64>,
+    /// NUMA nodes that the core works with.
+    #[serde(default)]
+    pub nodes: CoreNodes,
+}
+
+/// NUMA nodes of a network core; `None` where the kernel does not tell the node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoreNodes {
+    /// Node of the processor.
+    pub processor: Option<usize>,
+    /// Node of the packet buffers.
+    pub memory: Option<usize>,
+    /// Node of the card.
+    pub device: Option<usize>,
 }
 
 /// Report of an attached application.
