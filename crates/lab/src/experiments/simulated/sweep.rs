@@ -465,6 +465,16 @@ mod tests {
         assert!(picture.to_svg().unwrap().contains("polled-feedback"));
     }
 
+    #[test]
+    fn memory_on_another_node_costs_throughput_and_no_stability() {
+        let config = SweepConfig { cores: vec![1], ..SweepConfig::default().quick() };
+        let figures = run(&config).unwrap().figures;
+        // 200 ns more for a packet that takes between 1 and 2 us.
+        let ratio = figures["numa_local_over_remote"];
+        assert!((1.1..1.25).contains(&ratio), "{ratio}");
+        assert!(figures["polled_remote_floor"] >= 0.95, "{figures:?}");
+    }
+
     /// The published figure: polled with feedback keeps its peak on every number of cores.
     #[test]
     fn the_floor_holds_from_1_to_64_cores() {
