@@ -26,7 +26,7 @@ impl ProtocolVersion {
     ///
     /// # Errors
     /// [`UnservedVersion`], which says which side is to be upgraded.
-    pub fn served(number: u8) -> Result<Self, UnservedVersion> {
+    pub(crate) fn served(number: u8) -> Result<Self, UnservedVersion> {
         match Self(number) {
             version if version < Self::OLDEST => Err(UnservedVersion::TooOld(number)),
             version if version > Self::CURRENT => Err(UnservedVersion::TooNew(number)),
@@ -42,7 +42,7 @@ impl ProtocolVersion {
 
 /// Version of the attach protocol that a daemon does not serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UnservedVersion {
+pub(crate) enum UnservedVersion {
     /// The program has an older library.
     #[error(
         "the program speaks attach protocol {0}, the daemon serves {oldest} to {current}: restart \
