@@ -207,12 +207,17 @@ impl HostOptions {
     /// Pins the calling thread to the processor `offset` places after that of `--cpu`, if given;
     /// otherwise lets it run near the card only.
     pub(crate) fn pin_with_offset(&self, offset: usize) -> Result<(), Failure> {
-        let interface = self.iface.as_deref();
-        let Some(cpu) = self.cpu else {
-            numa::stay_near(interface);
-            return Ok(());
-        };
-        numa::warn_if_remote(interface, cpu + offset);
+        if self.cpu.is_none() {
+            numa::stay_near(self.iface.as_deref());
+        }
+        self.pin_to_given(offset)
+    }
+
+    /// As [`HostOptions::pin_with_offset`], but without `--cpu` nothing changes: for a program that
+    /// is not Tidegate's own.
+    pub(crate) fn pin_to_given(&self, offset: usize) -> Result<(), Failure> {
+        let Some(cpu) = self.cpu else { return Ok(()) };
+        numa::warn_if_remote(self.iface.as_deref(), cpu + offset);
         pin_to(cpu + offset)
     }
 
