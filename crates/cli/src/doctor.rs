@@ -12,11 +12,12 @@ use serde::Serialize;
 use tidegate_device::capabilities::{self, RequiredCapabilities};
 use tidegate_device::interface_settings::{LeftBehind, restore_left_behind};
 use tidegate_device::netlink::{self, Interface};
+use tidegate_device::topology::Topology;
 use tidegate_service::attachment::DEFAULT_PATH;
-use tidegate_service::daemon::DaemonReport;
+use tidegate_service::daemon::{CoreNodes, DaemonReport};
 
 use crate::output::print_line;
-use crate::{Failure, run};
+use crate::{Failure, numa, run};
 
 /// Recommended minimum of file descriptors per process. Each connection of a daemon or of an
 /// attached application takes a descriptor in the application.
@@ -108,7 +109,7 @@ impl Doctor {
 fn machine_findings() -> Vec<Finding> {
     let mut findings = vec![kernel()];
     findings.extend(privileges());
-    findings.extend([locked_memory(), hugepages(), cpus(), file_descriptors()]);
+    findings.extend([locked_memory(), hugepages(), cpus(), nodes(), file_descriptors()]);
     findings
 }
 
@@ -186,6 +187,39 @@ fn cpus() -> Finding {
     }
 }
 
+fn nodes() -> Finding {
+    let topology = Topology::of_machine();
+    let what = match topology.nodes().len() {
+        0 | 1 => "one node: all memory is local".to_owned(),
+        count => format!("{count} nodes: cores and packet memory are put on that of the card"),
+    };
+    Finding::new("NUMA", Verdict::Good, what)
+}
+
+/// Node of an interface's card, on a machine with several.
+fn node_of_card(interface: &Interface, topology: &Topology) -> Option<Finding> {
+    if !numa::has_several_nodes(topology) {
+        return None;
+    }
+    let name = &interface.name;
+    let Some(node) = topology.node_of_interface(name) else {
+        let what = "the NUMA node of the card is unknown: memory is on the node of each core";
+        return Some(Finding::new(name, Verdict::Fair, what));
+    };
+    let number = node.number;
+    let has_elsewhere = topology.nodes().iter().any(|node| node.free_hugepages > Some(0));
+    Some(match node.free_hugepages {
+        Some(0) if has_elsewhere => {
+            let what = format!("the card is on NUMA node {number}, all hugepages on other nodes");
+            Finding::new(name, Verdict::Fair, what).remedy(format!(
+                "echo 64 | sudo tee /sys/devices/system/node/node{number}/hugepages/\
+                 hugepages-2048kB/nr_hugepages"
+            ))
+        }
+        _ => Finding::new(name, Verdict::Good, format!("the card is on NUMA node {number}")),
+    })
+}
+
 fn file_descriptors() -> Finding {
     let limits = getrlimit(Resource::Nofile);
     let (soft, hard) = (limits.current.unwrap_or(u64::MAX), limits.maximum.unwrap_or(u64::MAX));
@@ -230,9 +264,10 @@ fn daemon(socket: &Path) -> Finding {
     match DaemonReport::query(socket) {
         Ok(report) => {
             let what = format!(
-                "at {path}: {} applications, {} connections",
+                "at {path}: {} applications, {} connections{}",
                 report.applications.len(),
-                report.connections
+                report.connections,
+                remote_cores(&report)
             );
             Finding::new("daemon", Verdict::Good, what)
         }
@@ -242,6 +277,25 @@ fn daemon(socket: &Path) -> Finding {
         }
         Err(error) => Finding::new("daemon", Verdict::Missing, format!("at {path}: {error}")),
     }
+}
+
+/// Network cores of a daemon that are not on the node of their card or of their memory.
+fn remote_cores(report: &DaemonReport) -> String {
+    let nodes = report.cores.iter().map(|core| core.nodes).enumerate();
+    let differ = |a: Option<usize>, b: Option<usize>| a.zip(b).is_some_and(|(a, b)| a != b);
+    let is_remote = |CoreNodes { processor, memory, device }| {
+        differ(processor, device) || differ(processor, memory)
+    };
+    let remote = nodes.filter(|(_, nodes)| is_remote(*nodes)).map(|(core, nodes)| {
+        let name = |node: Option<usize>| node.map_or("?".to_owned(), |node| node.to_string());
+        format!(
+            "; core {core} runs on NUMA node {}, its memory is on {}, the card on {}",
+            name(nodes.processor),
+            name(nodes.memory),
+            name(nodes.device)
+        )
+    });
+    remote.collect()
 }
 
 fn is_no_daemon(error: &io::Error) -> bool {
@@ -271,6 +325,7 @@ fn check_interface(interface: &Interface, findings: &mut Vec<Finding>) -> Result
     };
     findings.push(Finding::new(name, Verdict::Good, what));
     findings.push(driver(interface, kind));
+    findings.extend(node_of_card(interface, &Topology::of_machine()));
     if interface.has_local_peers() {
         let what = format!(
             "{kind}: unfilled checksums and unsegmented TCP of senders on this machine are accepted"

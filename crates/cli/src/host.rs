@@ -16,10 +16,10 @@ use tidegate::gate::Settings;
 use tidegate::host::{HostConfig, HostConfigError, HostDevice};
 use tidegate::{AddressProbe, IpCidr, MacAddr, NetConfig, Route};
 
-use crate::Failure;
 use crate::choices::choices;
 use crate::config::{AsText, Section};
 use crate::output::log;
+use crate::{Failure, numa};
 
 /// Packet source and sink of a server: the value of `--io`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,14 +199,26 @@ impl HostOptions {
         self.iface.as_deref().filter(|_| self.shared)
     }
 
-    /// Pins the calling thread to the processor of `--cpu`, if given.
+    /// Pins the calling thread to the processor of `--cpu`, or lets it run near the card only.
     pub(crate) fn pin(&self) -> Result<(), Failure> {
         self.pin_with_offset(0)
     }
 
-    /// Pins the calling thread to the processor `offset` places after that of `--cpu`, if given.
+    /// Pins the calling thread to the processor `offset` places after that of `--cpu`, if given;
+    /// otherwise lets it run near the card only.
     pub(crate) fn pin_with_offset(&self, offset: usize) -> Result<(), Failure> {
-        self.cpu.map_or(Ok(()), |cpu| pin_to(cpu + offset))
+        if self.cpu.is_none() {
+            numa::stay_near(self.iface.as_deref());
+        }
+        self.pin_to_given(offset)
+    }
+
+    /// As [`HostOptions::pin_with_offset`], but without `--cpu` nothing changes: for a program that
+    /// is not Tidegate's own.
+    pub(crate) fn pin_to_given(&self, offset: usize) -> Result<(), Failure> {
+        let Some(cpu) = self.cpu else { return Ok(()) };
+        numa::warn_if_remote(self.iface.as_deref(), cpu + offset);
+        pin_to(cpu + offset)
     }
 
     /// Returns the addresses that the server binds on Tidegate: the wildcard of each address

@@ -18,6 +18,7 @@ mod host;
 mod lab;
 mod load;
 mod monitor;
+mod numa;
 mod process;
 mod reload;
 mod report;

@@ -364,7 +364,8 @@ mod tests {
 
     fn app(pid: u32, counts: [u64; 3]) -> ApplicationReport {
         let [commands, bytes_in, bytes_out] = counts;
-        let identity = Identity { pid, uid: 0, name: "redis".to_owned() };
+        let identity =
+            Identity { pid, uid: 0, name: "redis".to_owned(), library: Default::default() };
         ApplicationReport {
             identity,
             commands,
@@ -378,6 +379,7 @@ mod tests {
 
     fn report(scale: u64, applications: Vec<ApplicationReport>) -> DaemonReport {
         DaemonReport {
+            versions: None,
             pid: 1,
             arguments: Vec::new(),
             folder: "/".into(),
@@ -436,6 +438,7 @@ mod tests {
     #[test]
     fn shows_load_of_each_core() {
         let core = |busy| CoreReport {
+            nodes: Default::default(),
             busy,
             applications: 1,
             received: 0,

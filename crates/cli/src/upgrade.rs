@@ -1,12 +1,13 @@
 //! `tidegate upgrade`: a new daemon takes over from the running daemon.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use clap::Args;
 use tidegate_service::attachment::DEFAULT_PATH;
-use tidegate_service::daemon::DaemonReport;
+use tidegate_service::daemon::{DaemonReport, Versions};
 
 use crate::Failure;
 use crate::output::print_line;
@@ -18,7 +19,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const WHAT_HAPPENS: &str = "The new daemon is the program that runs this command. It takes over \
 the sockets, the connections and the attached applications, which notice a pause of some \
 hundredths of a second. If it fails, whatever the reason, the old daemon continues, and this \
-command reports the reason and fails.\n\nRun it as root, with the files that the old daemon was started with: \
+command reports the reason and fails. The new daemon may be of a newer version: this command \
+reports both versions, and refuses before anything stops if the new daemon cannot take over.\n\nRun it as root, with the files that the old daemon was started with: \
 the configuration file is read again. The new daemon may have another number of cores. On DPDK this \
 works with the devices net_memif and net_af_packet; a daemon on another device reports why it has to be \
 restarted.";
@@ -41,6 +43,14 @@ const TAKE_OVER: &str = "--take-over";
 impl Upgrade {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let old = DaemonReport::query(&self.socket)?;
+        let versions =
+            old.versions.as_ref().map_or("an earlier version".into(), Versions::to_string);
+        print_line!(
+            "process {} is of {versions}; this program is of {}",
+            old.pid,
+            Versions::own()
+        )?;
+        old.check_upgrade()?;
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("daemon");
         if self.flags.is_empty() {
@@ -55,6 +65,15 @@ impl Upgrade {
         let mut new = command.spawn()?;
         wait_until_serving(&self.socket, &mut new)?;
         print_line!("process {} has taken over from process {}", new.id(), old.pid)?;
+        // A program has an attachment for each network core.
+        let names = old.older_applications().map(|app| app.identity.to_string());
+        let names = names.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ");
+        if !names.is_empty() {
+            print_line!(
+                "still with the library of an earlier version: {names}; restart these programs before \
+                 an upgrade to a version that no longer serves it"
+            )?;
+        }
         Ok(())
     }
 }

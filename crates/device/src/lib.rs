@@ -56,6 +56,7 @@ mod segments;
 pub mod sharded;
 pub mod steering;
 pub mod tap;
+pub mod topology;
 pub mod trace;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 #[cfg_attr(not(feature = "xdp"), allow(dead_code))]

@@ -12,6 +12,7 @@ use tidegate_stack::{Counters, Event, QUEUE_FILL_SCALE, Stack, TcpId, UdpId};
 use tidegate_wire::DropCounters;
 
 use crate::admission::{AdmissionError, Admitter, Role, is_due};
+use crate::placement::EngineNodes;
 use crate::pressure::{PressureMeter, SecondaryCores};
 use crate::{
     AddressReservations, Clock, CpuContention, IdleConfig, IdleGovernor, IdleStep, KernelNeighbours,
@@ -96,6 +97,8 @@ pub struct Engine {
     pub(crate) handover_state: Option<HandoverState>,
     /// Own addresses among the programs on the interface.
     pub(crate) reservations: AddressReservations,
+    /// NUMA node of the card.
+    pub(crate) device_node: Option<usize>,
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
     admission: Role,
@@ -118,6 +121,11 @@ pub struct Engine {
 }
 
 impl Engine {
+    /// NUMA nodes of the card and of the packet buffers.
+    pub fn nodes(&self) -> EngineNodes {
+        EngineNodes { device: self.device_node, memory: self.arena.memory().node() }
+    }
+
     /// Creates an engine from a device, the arena it was opened with, and a stack. `neighbours`
     /// connects the stack to the kernel's neighbour table if both share an address.
     pub fn new(
@@ -139,6 +147,7 @@ impl Engine {
             stack,
             handover_state: None,
             reservations: AddressReservations::default(),
+            device_node: None,
             neighbours,
             gate,
             admission: Role::None,

@@ -19,6 +19,7 @@ use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::address_reservation::ReservationError;
 use crate::admission::AdmissionError;
+use crate::placement::node_of_device;
 use crate::{Clock, DeviceConfig, EngineConfig, IdleConfig, NeighbourResolver};
 
 /// Function that wraps an open device: fault injection, tracing, capture.
@@ -30,6 +31,8 @@ pub type OpenHook = Box<dyn FnOnce() -> io::Result<()> + Send>;
 /// Configuration of a stack and its engine.
 pub struct NetConfig {
     pub(crate) device: DeviceConfig,
+    /// NUMA node of the card, where the memory for packets is.
+    pub(crate) node: Option<usize>,
     pub(crate) wrappers: Vec<DeviceWrapper>,
     pub(crate) open_hook: Option<OpenHook>,
     pub(crate) addresses: Vec<IpCidr>,
@@ -58,6 +61,7 @@ impl NetConfig {
         let device = device.into();
         let frame_size = device.frame_size();
         Self {
+            node: node_of_device(&device),
             device,
             wrappers: Vec::new(),
             open_hook: None,

@@ -13,6 +13,7 @@ use tidegate_device::tap::TapDevice;
 use tidegate_device::{Device, HandoverState, dpdk};
 use tidegate_memory::Arena;
 
+use crate::placement::on_node;
 use crate::{DeviceConfig, NetConfig, OpenError};
 
 /// Preparations for a device that another process still has.
@@ -75,7 +76,7 @@ pub(crate) fn open_wrapped_device(
     handover_state: &mut Option<HandoverState>,
     arena: &mut Arena,
 ) -> Result<Box<dyn Device>, OpenError> {
-    let mut device = open(config, handover_state, arena)?;
+    let mut device = on_node(config.node, || open(config, handover_state, arena))?;
     for wrapper in std::mem::take(&mut config.wrappers) {
         device = wrapper(device).map_err(OpenError::Io)?;
     }

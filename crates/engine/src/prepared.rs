@@ -10,6 +10,7 @@ use tidegate_wire::{IpCidr, MacAddr};
 
 use crate::open::{OpenHook, random_seed};
 use crate::open_device::{open_wrapped_device, prepare_takeover};
+use crate::placement::on_node;
 use crate::{
     AddressReservations, DeviceConfig, Engine, IdleConfig, InheritedDevice, KernelNeighbours,
     NetConfig, OpenError, PortClaims,
@@ -69,7 +70,7 @@ impl PreparedEngine {
         let addresses = config.addresses.iter().filter(|_| shared);
         let addresses = addresses.map(IpCidr::address).collect();
         let claims = PortClaims::new(addresses, config.kernel_ports_bound);
-        let arena = Arena::new(config.arena)?;
+        let arena = on_node(config.node, || Arena::new(config.arena))?;
         Ok(Self {
             device: None,
             interim_device: None,
@@ -215,6 +216,7 @@ impl PreparedEngine {
             engine.set_admission(admission, seed)?;
         }
         engine.reservations = self.reservations;
+        engine.device_node = config.node;
         Ok((engine, self.claims))
     }
 }

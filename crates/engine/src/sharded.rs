@@ -219,6 +219,7 @@ fn secondary_config(config: &NetConfig) -> NetConfig {
     let not_open = || io::Error::other("this device was not created");
     NetConfig {
         device: DeviceConfig::Custom(Box::new(move |_| Err(not_open()))),
+        node: config.node,
         wrappers: Vec::new(),
         open_hook: None,
         addresses: config.addresses.clone(),

@@ -6,6 +6,9 @@
 //! [`tidegate_memory::shared`].
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+extern crate self as tidegate_service;
+
 pub mod attachment;
 pub mod daemon;
 mod ipc;
@@ -15,3 +18,4 @@ pub use ipc::handshake::Shard;
 pub use ipc::layout::Geometry;
 pub use ipc::share_group::ShareGroupId;
 pub use ipc::status::SocketState;
+pub use ipc::version::{Library, ProtocolVersion};

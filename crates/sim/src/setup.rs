@@ -37,6 +37,9 @@ pub struct Costs {
     pub refuse_ns: u64,
     /// Passing a packet to the core of its socket, on both cores together.
     pub crossing_ns: u64,
+    /// Additional time of a received packet whose memory is on another NUMA node than the core; 0 on
+    /// the core's own node.
+    pub remote_ns: u64,
 }
 
 impl Default for Costs {
@@ -56,6 +59,7 @@ impl Default for Costs {
             transmit_done_ns: 50,
             refuse_ns: 0,
             crossing_ns: 0,
+            remote_ns: 0,
         }
     }
 }
@@ -292,6 +296,7 @@ impl Setup {
             ("transmit-done-ns", costs.transmit_done_ns),
             ("refuse-ns", costs.refuse_ns),
             ("crossing-ns", costs.crossing_ns),
+            ("remote-ns", costs.remote_ns),
             ("interrupt-gap-ns", self.interrupt_gap_ns),
         ];
         let timers = self.background.iter().filter_map(|task| match *task {

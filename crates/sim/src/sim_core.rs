@@ -191,10 +191,11 @@ impl SimCore {
         }
     }
 
-    /// Cost of passing the oldest received packet to the core of its socket.
-    fn crossing_ns(&self) -> u64 {
+    /// Additional cost of the oldest received packet: to read it from memory of another node, and to
+    /// pass it to the core of its socket.
+    fn detour_ns(&self) -> u64 {
         let crosses = self.nic.first().is_some_and(|packet| self.crossing.contains(packet.flow));
-        if crosses { self.costs.crossing_ns } else { 0 }
+        self.costs.remote_ns + if crosses { self.costs.crossing_ns } else { 0 }
     }
 
     #[inline]

@@ -166,6 +166,7 @@ fn router(name: &str, settings: Settings, filter: bool, change: impl FnOnce(&mut
         transmit_done_ns: 10_000,
         refuse_ns: 0,
         crossing_ns: 0,
+        remote_ns: 0,
     };
     let mut setup = Setup {
         gate: settings,

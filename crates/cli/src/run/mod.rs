@@ -162,7 +162,7 @@ impl Run {
         }
         let settings = gate.settings()?;
         host.net_config(&settings)?;
-        host.pin()?;
+        host.pin_to_given(0)?;
         Ok(json!({
             "host": host.host_config()?,
             "gate": settings.config(),
@@ -191,7 +191,7 @@ impl Run {
             .into(),
         })?;
         let is_shared = report.is_shared;
-        host.pin()?;
+        host.pin_to_given(0)?;
         Ok(json!({ "socket": absolute(self.socket())?, "shared": is_shared }))
     }
 }

@@ -87,10 +87,16 @@ impl<'s> Daemon<'s> {
     }
 
     fn start_with(testbed: &'s Testbed, flags: &[&str]) -> Self {
+        Self::start_program(Path::new(env!("CARGO_BIN_EXE_tidegate")), testbed, flags)
+    }
+
+    /// Starts a daemon of this program with exactly these addresses, and waits until applications
+    /// can attach.
+    pub fn start_program(program: &Path, testbed: &'s Testbed, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         // The daemon itself decides which users may attach.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        let mut command = testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        let mut command = testbed.server().command(program);
         command.arg("daemon");
         if !flags.contains(&"--iface") && !flags.iter().any(|flag| flag.starts_with("dpdk:")) {
             command.args(["--iface", testbed.device()]);

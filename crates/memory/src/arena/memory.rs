@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use rustix::fs::MemfdFlags;
 
 use crate::mapping::{PagePolicy, map_shared};
+use crate::numa::node_of_page;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
@@ -37,6 +38,11 @@ impl ArenaMemory {
     /// Address and length in bytes, in whole pages.
     pub fn range(&self) -> (NonNull<u8>, usize) {
         (self.base, self.bytes)
+    }
+
+    /// NUMA node of the first page; `None` if the kernel does not tell it.
+    pub fn node(&self) -> Option<usize> {
+        node_of_page(self.base)
     }
 
     /// Page size in bytes.

@@ -21,8 +21,8 @@ impl Attachment {
         // Sockets closed before must not be inherited.
         self.ping()?;
         let hello = Hello::Inherit(self.token, self.name.clone());
-        let (connection, welcome) = handshake(&self.path, &hello)?;
-        let mut child = Self::new(connection, welcome, &self.path, &self.name)?;
+        let (connection, welcome) = handshake(&self.path, self.protocol, &hello)?;
+        let mut child = Self::new(connection, welcome, self.protocol, &self.path, &self.name)?;
         child.sockets.resize_with(self.sockets.len(), || None);
         for (own, slot) in self.sockets.iter_mut().zip(&mut child.sockets) {
             let Some(socket) = own else { continue };

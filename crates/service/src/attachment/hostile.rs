@@ -21,6 +21,7 @@ use crate::ipc::fd_passing::send_with_fds;
 use crate::ipc::handshake::{Hello, Shard, TransferOperation, send_hello};
 use crate::ipc::layout::Geometry;
 use crate::ipc::takeover_token::TakeoverToken;
+use crate::ipc::version::ProtocolVersion;
 
 const GEOMETRY: Geometry = Geometry { sockets: 8, tcp_bytes: 4096, udp_bytes: 4096 };
 
@@ -434,7 +435,7 @@ fn descriptors_of_first_messages_delay_no_other_application() {
             // A request with this descriptor, which fails.
             let transfer = TransferOperation::Receive(0);
             let hello = Hello::Transfer(token, transfer, near.into());
-            send_hello(connection.as_fd(), &hello).unwrap();
+            send_hello(connection.as_fd(), ProtocolVersion::CURRENT, &hello).unwrap();
             close_lingering(hello);
         } else {
             send_with_fds(connection.as_fd(), b"no message", &[near.as_fd()]).unwrap();

@@ -46,6 +46,7 @@ pub use crate::ipc::notification::AddressInfo;
 use crate::ipc::notification::{NOTIFICATION_WORDS, Notification, OpenedSocket};
 use crate::ipc::processor::LastProcessor;
 use crate::ipc::takeover_token::TakeoverToken;
+use crate::ipc::version::ProtocolVersion;
 
 /// Default path of the daemon's Unix socket.
 pub const DEFAULT_PATH: &str = "/run/tidegate/tidegate.sock";
@@ -73,6 +74,8 @@ pub struct Attachment {
     /// Path of the daemon's socket, and this application's name in the daemon's report.
     path: PathBuf,
     name: String,
+    /// Version of the attach protocol that it speaks.
+    protocol: ProtocolVersion,
     /// Token by which a fork child inherits the sockets.
     token: TakeoverToken,
     cores: u32,
@@ -133,14 +136,18 @@ pub fn has_hung_up(events: &[epoll::Event]) -> bool {
 ///
 /// # Errors
 /// As [`connect_to_daemon`]; the error with which the daemon refuses.
-fn handshake(path: &Path, hello: &Hello) -> io::Result<(UnixStream, Welcome<OwnedFd>)> {
+fn handshake(
+    path: &Path,
+    protocol: ProtocolVersion,
+    hello: &Hello,
+) -> io::Result<(UnixStream, Welcome<OwnedFd>)> {
     let mut attempts_left = MAX_HANDSHAKE_ATTEMPTS;
     loop {
         attempts_left -= 1;
         let connection = connect_to_daemon(path)?;
         connection.set_read_timeout(Some(REPLY_TIMEOUT))?;
-        let sent = send_hello(connection.as_fd(), hello);
-        match sent.and_then(|()| receive_welcome(connection.as_fd())) {
+        let sent = send_hello(connection.as_fd(), protocol, hello);
+        match sent.and_then(|()| receive_welcome(connection.as_fd(), protocol)) {
             Ok(welcome) => return Ok((connection, welcome)),
             // A daemon that has just been replaced hangs up: its successor listens on the path.
             Err(error) if attempts_left > 0 && is_hang_up(&error) => {}
@@ -162,9 +169,18 @@ impl Attachment {
     /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::ConnectionRefused`] if no daemon listens
     /// there; [`io::ErrorKind::PermissionDenied`] if this user may not attach.
     pub fn connect(path: &Path, name: &str) -> io::Result<Self> {
+        Self::connect_speaking(ProtocolVersion::CURRENT, path, name)
+    }
+
+    /// Attaches in a version of the attach protocol.
+    pub(crate) fn connect_speaking(
+        protocol: ProtocolVersion,
+        path: &Path,
+        name: &str,
+    ) -> io::Result<Self> {
         let hello = Hello::Attach(name.to_owned());
-        let (connection, welcome) = handshake(path, &hello)?;
-        Self::new(connection, welcome, path, name)
+        let (connection, welcome) = handshake(path, protocol, &hello)?;
+        Self::new(connection, welcome, protocol, path, name)
     }
 
     /// Opens another attachment of this application. Threads that sleep on this attachment count
@@ -173,7 +189,7 @@ impl Attachment {
     /// # Errors
     /// As [`Attachment::connect`].
     pub fn connect_another(&self) -> io::Result<Self> {
-        let mut attachment = Self::connect(&self.path, &self.name)?;
+        let mut attachment = Self::connect_speaking(self.protocol, &self.path, &self.name)?;
         attachment.sleeping_threads = self.sleeping_threads;
         if attachment.sleeping_threads > 0 {
             attachment.application_sleeps.request();
@@ -190,6 +206,7 @@ impl Attachment {
     fn new(
         connection: UnixStream,
         welcome: Welcome<OwnedFd>,
+        protocol: ProtocolVersion,
         path: &Path,
         name: &str,
     ) -> io::Result<Self> {
@@ -198,6 +215,7 @@ impl Attachment {
         let attachment = Self {
             path: path.to_owned(),
             name: name.to_owned(),
+            protocol,
             token,
             cores,
             connection: Arc::new(OwnedFd::from(connection).into()),

@@ -112,7 +112,8 @@ impl Attachment {
         let connection = connect_to_daemon(&self.path)?;
         connection.set_read_timeout(Some(REPLY_TIMEOUT))?;
         let fd = fd.try_clone_to_owned()?;
-        send_hello(connection.as_fd(), &Hello::Transfer(self.token, operation, fd))?;
+        let hello = Hello::Transfer(self.token, operation, fd);
+        send_hello(connection.as_fd(), self.protocol, &hello)?;
         self.foreign_memories.retain(SharedMemory::is_in_use);
         let memories = std::iter::once(&self.memory).chain(&self.foreign_memories);
         let find_known = |fd: BorrowedFd<'_>| {

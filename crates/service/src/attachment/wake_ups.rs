@@ -14,6 +14,7 @@ use crate::ipc::event_fds::EventFds;
 use crate::ipc::handshake::Welcome;
 use crate::ipc::layout::{Geometry, SharedMemory};
 use crate::ipc::takeover_token::TakeoverToken;
+use crate::ipc::version::ProtocolVersion;
 
 const GEOMETRY: Geometry = Geometry { sockets: 1, tcp_bytes: 4096, udp_bytes: 4096 };
 /// Processor of the network core.
@@ -43,7 +44,9 @@ impl SleepingDaemon {
             token,
             cores: 1,
         };
-        let attachment = Attachment::new(near, welcome, Path::new("unused"), "test").unwrap();
+        let attachment =
+            Attachment::new(near, welcome, ProtocolVersion::CURRENT, Path::new("unused"), "test")
+                .unwrap();
         memory.daemon_processor().unwrap().publish(PROCESSOR);
         memory.daemon_sleeps().unwrap().request();
         Self { attachment, memory, connection, event_fds }

@@ -8,6 +8,8 @@ use tidegate_device::sharded::PortSharing;
 use tidegate_device::steering::TransportProtocol;
 use tidegate_stack::{Stack, TcpId, TcpListenerId, UdpId};
 
+use crate::ipc::version::Library;
+
 /// Transport protocol in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ProtocolSnapshot {
@@ -92,6 +94,9 @@ pub struct Identity {
     pub uid: u32,
     /// Name the application gives itself.
     pub name: String,
+    /// Library by which the application is attached.
+    #[serde(default)]
+    pub library: Library,
 }
 
 impl fmt::Display for Identity {

@@ -36,6 +36,7 @@ mod snapshot_error;
 mod socket;
 mod transfer;
 mod upgrade;
+mod versions;
 mod workers;
 
 /// Bodies of the fuzz targets.
@@ -61,9 +62,11 @@ pub use ids::Identity;
 pub use log::Log;
 pub use options::{StartError, StartOptions};
 pub use quota::Quota;
-pub use report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
+pub use report::{ApplicationReport, CoreNodes, CoreReport, DaemonReport, GateState, SocketReport};
+pub use upgrade::check::UpgradeImpossible;
 pub use upgrade::handover::{ConfigFactory, UpgradeMode};
 pub use upgrade::protocol::OutputFds;
+pub use versions::Versions;
 
 use self::attach::bound_socket::BoundSocket;
 use self::attach::listener::AttachListener;
@@ -274,7 +277,7 @@ impl Daemon {
     /// # Errors
     /// When a core has ended.
     pub fn report(&self) -> io::Result<DaemonReport> {
-        self.cores.report()
+        Ok(self.cores.report()?.of_daemon(Versions::own()))
     }
 
     /// Control handle for changes at run time.

@@ -12,9 +12,11 @@ use tidegate_gate::{GateCounters, Settings};
 
 use super::ids::Identity;
 use super::peer::Peer;
+use super::versions::Versions;
 use crate::ipc::connect::connect_to_daemon;
 use crate::ipc::handshake::{Hello, send_hello};
 use crate::ipc::status::SocketState;
+use crate::ipc::version::ProtocolVersion;
 
 /// State and counters of a daemon. From another version some fields may be missing.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -22,6 +24,8 @@ use crate::ipc::status::SocketState;
 pub struct DaemonReport {
     /// Process ID of the daemon.
     pub pid: u32,
+    /// Versions of the daemon; `None` from a daemon that does not report them.
+    pub versions: Option<Versions>,
     /// Command-line arguments of the daemon, without the program's name.
     pub arguments: Vec<String>,
     /// Working directory of the daemon.
@@ -69,6 +73,20 @@ pub struct CoreReport {
     /// rounds are not measured.
     #[serde(default)]
     pub longest_round_ns: Option<u64>,
+    /// NUMA nodes that the core works with.
+    #[serde(default)]
+    pub nodes: CoreNodes,
+}
+
+/// NUMA nodes of a network core; `None` where the kernel does not tell the node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoreNodes {
+    /// Node of the processor.
+    pub processor: Option<usize>,
+    /// Node of the packet buffers.
+    pub memory: Option<usize>,
+    /// Node of the card.
+    pub device: Option<usize>,
 }
 
 /// Report of an attached application.
@@ -132,7 +150,7 @@ impl DaemonReport {
     pub fn query(path: &Path) -> io::Result<Self> {
         let mut connection = connect_to_daemon(path)?;
         connection.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        send_hello(connection.as_fd(), &Hello::Report)?;
+        send_hello(connection.as_fd(), ProtocolVersion::CURRENT, &Hello::Report)?;
         let mut answer = Vec::new();
         connection.read_to_end(&mut answer)?;
         serde_json::from_slice(&answer).map_err(|_| {
@@ -142,6 +160,11 @@ impl DaemonReport {
                 format!("the daemon did not answer with a report: {said}"),
             )
         })
+    }
+
+    /// Adds the versions of the daemon, which its cores do not report.
+    pub(super) fn of_daemon(self, versions: Versions) -> Self {
+        Self { versions: Some(versions), ..self }
     }
 
     /// Leaves out what a user may not see: the applications of other users, unless the user is root
@@ -180,11 +203,17 @@ impl DaemonReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ipc::version::Library;
 
     #[test]
     fn users_see_only_their_own_applications() {
         let application = |uid| ApplicationReport {
-            identity: Identity { pid: 1, uid, name: "test".to_owned() },
+            identity: Identity {
+                pid: 1,
+                uid,
+                name: "test".to_owned(),
+                library: Library::default(),
+            },
             commands: 0,
             bytes_in: 0,
             bytes_out: 0,

@@ -253,13 +253,14 @@ impl Command {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::ipc::encoding::tests::{changed_tcp_options, changed_udp_options};
 
-    fn commands() -> Vec<Command> {
+    /// Commands of every kind, with every encoded field.
+    pub(in crate::ipc) fn commands() -> Vec<Command> {
         let socket = Handle { slot: 7, generation: 0xffff_fffe };
         let plain = TcpOptions::default();
         let odd = changed_tcp_options();

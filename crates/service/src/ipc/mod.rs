@@ -28,6 +28,8 @@ mod encoding;
 pub mod error_code;
 pub mod event_fds;
 pub mod fd_passing;
+#[cfg(test)]
+mod golden;
 pub mod handshake;
 pub mod layout;
 pub mod notification;
@@ -36,3 +38,4 @@ pub mod share_group;
 pub mod status;
 pub mod takeover_token;
 pub mod transfer_reply;
+pub mod version;

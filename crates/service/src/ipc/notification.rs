@@ -143,30 +143,21 @@ impl Notification {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use tidegate_stack::{RecoveryPhase, TcpState, UnreachableReason};
 
     use super::*;
 
-    #[test]
-    fn every_notification_round_trips() {
+    /// Notifications of every kind, with every encoded field.
+    pub(in crate::ipc) fn notifications() -> Vec<Notification> {
         let handle = Handle { slot: u32::MAX, generation: 1 };
         let local = Some("[2001:db8::1]:53".parse().unwrap());
         let peer = Some("192.0.2.1:1024".parse().unwrap());
-        for outcome in [
+        let outcomes = [
             Ok(OpenedSocket { handle, local, peer }),
             Ok(OpenedSocket { handle, local, peer: None }),
             Err(ErrorKind::AddrInUse),
-        ] {
-            let notification = Notification::Reply { tag: 9, outcome };
-            assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
-        }
-        for source in [None, Some("192.0.2.1".parse().unwrap())] {
-            let info =
-                AddressInfo { is_local: false, is_broadcast: true, path_mtu: u16::MAX, source };
-            let notification = Notification::AddressInfo { tag: 3, info };
-            assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
-        }
+        ];
         let info = TcpInfo {
             rtt_ns: Some(1_000),
             rtt_variation_ns: 1_000 * u64::from(u32::MAX),
@@ -191,10 +182,6 @@ mod tests {
             ecn: true,
             ..TcpInfo::unknown(TcpState::TimeWait)
         };
-        for info in [info, TcpInfo::unknown(TcpState::Closed)] {
-            let notification = Notification::TcpInfo { tag: 4, info };
-            assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
-        }
         let traffic = TcpTraffic {
             acknowledged_bytes: u64::MAX,
             received_bytes: u64::MAX - 1,
@@ -203,12 +190,28 @@ mod tests {
             retransmitted_segments: u32::MAX - 1,
             delivery_bytes_per_ms: 2,
         };
-        let notification = Notification::TcpTraffic(traffic);
-        assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
-        let notification = Notification::Pong { tag: u32::MAX, commands: u64::MAX };
-        assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
-        let notification = Notification::Changed(handle);
-        assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
+        let replies = outcomes.map(|outcome| Notification::Reply { tag: 9, outcome });
+        let sources = [None, Some("192.0.2.1".parse().unwrap())];
+        let addresses = sources.map(|source| {
+            let info =
+                AddressInfo { is_local: false, is_broadcast: true, path_mtu: u16::MAX, source };
+            Notification::AddressInfo { tag: 3, info }
+        });
+        let infos = [info, TcpInfo::unknown(TcpState::Closed)];
+        let infos = infos.map(|info| Notification::TcpInfo { tag: 4, info });
+        let others = [
+            Notification::TcpTraffic(traffic),
+            Notification::Pong { tag: u32::MAX, commands: u64::MAX },
+            Notification::Changed(handle),
+        ];
+        replies.into_iter().chain(addresses).chain(infos).chain(others).collect()
+    }
+
+    #[test]
+    fn every_notification_round_trips() {
+        for notification in notifications() {
+            assert_eq!(Notification::from_words(notification.to_words()), Some(notification));
+        }
         assert_eq!(Notification::from_words([0; NOTIFICATION_WORDS]), None);
         assert_eq!(
             Notification::from_words([OPENED_SOCKET, 0, 1, 0, 0, 0, 0, 0]),

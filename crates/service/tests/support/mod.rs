@@ -3,6 +3,8 @@
 // Each test binary uses a part of this module.
 #![allow(dead_code)]
 
+pub mod upgrade;
+
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;

@@ -12,7 +12,7 @@ impl SimCore {
         match self.handler {
             InterruptHandler::Enter => Some(self.costs.interrupt_ns),
             InterruptHandler::Take(limit) if limit > 0 && self.nic.waiting() > 0 => {
-                Some(self.costs.receive_ns + self.crossing_ns())
+                Some(self.costs.receive_ns + self.detour_ns())
             }
             InterruptHandler::Take(take) if self.nic.reclaimable() > 0 => {
                 let descriptors = self.nic.reclaimable();

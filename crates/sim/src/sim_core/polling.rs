@@ -101,7 +101,7 @@ impl SimCore {
                 return Some(self.costs.refuse_ns);
             }
         }
-        Some(self.costs.poll_receive_ns + self.crossing_ns() + self.protocol_ns())
+        Some(self.costs.poll_receive_ns + self.detour_ns() + self.protocol_ns())
     }
 
     /// Finishes a piece of work of the polling loop.

@@ -22,6 +22,14 @@ use crate::{Experiment, LabError};
 
 const NS_PER_MS: u64 = 1_000_000;
 
+/// Access to memory of the own node, in round numbers, and of another node. The second is twice the
+/// first: the distances that Linux takes without a table of the firmware (`LOCAL_DISTANCE` 10,
+/// `REMOTE_DISTANCE` 20 in `include/linux/topology.h`, as in the SLIT of ACPI).
+const LOCAL_ACCESS_NS: u64 = 100;
+const REMOTE_ACCESS_NS: u64 = 200;
+/// Cache lines of a received packet that the core reads from memory: descriptor and headers.
+const REMOTE_LINES: u64 = 2;
+
 /// Mode of the gate with the options that are simulated with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SweepMode {
@@ -38,6 +46,9 @@ pub enum SweepMode {
     /// Mode `polled` with feedback, where the queue of a flow says nothing of the core of its socket,
     /// so that on N cores N - 1 of N flows pass from core to core.
     PolledUnsteered,
+    /// Mode `polled` with feedback, where the memory of the packets is on another NUMA node than the
+    /// cores.
+    PolledRemote,
     /// Mode `polled` with feedback and a CPU share of one half, together with a compute-bound
     /// process.
     PolledShare,
@@ -47,13 +58,14 @@ pub enum SweepMode {
 
 impl SweepMode {
     /// Every mode, in the order of the papers.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Interrupt,
         Self::Moderated,
         Self::Napi,
         Self::Polled,
         Self::PolledFeedback,
         Self::PolledUnsteered,
+        Self::PolledRemote,
         Self::PolledShare,
         Self::Dedicated,
     ];
@@ -67,6 +79,7 @@ impl SweepMode {
             Self::Polled => "polled",
             Self::PolledFeedback => "polled-feedback",
             Self::PolledUnsteered => "polled-unsteered",
+            Self::PolledRemote => "polled-remote",
             Self::PolledShare => "polled-share",
             Self::Dedicated => "dedicated",
         }
@@ -77,9 +90,11 @@ impl SweepMode {
             Self::Interrupt => Mode::Interrupt,
             Self::Moderated => Mode::Moderated,
             Self::Napi => Mode::Napi,
-            Self::Polled | Self::PolledFeedback | Self::PolledUnsteered | Self::PolledShare => {
-                Mode::Polled
-            }
+            Self::Polled
+            | Self::PolledFeedback
+            | Self::PolledUnsteered
+            | Self::PolledRemote
+            | Self::PolledShare => Mode::Polled,
             Self::Dedicated => Mode::Dedicated,
         };
         let has_share = self == Self::PolledShare;
@@ -87,7 +102,10 @@ impl SweepMode {
             .mode(mode)
             .feedback(matches!(
                 self,
-                Self::PolledFeedback | Self::PolledUnsteered | Self::PolledShare
+                Self::PolledFeedback
+                    | Self::PolledUnsteered
+                    | Self::PolledRemote
+                    | Self::PolledShare
             ))
             .cpu_share_percent(if has_share { 50 } else { 100 });
         let mut setup = Setup { gate: gate_settings(config)?, ..Setup::default() };
@@ -223,6 +241,9 @@ fn measure(
     };
     let mut setup = Setup { cores, load, seed: config.seed, crossing_share, ..mode.setup()? };
     setup.costs.crossing_ns = crossing.ns;
+    if mode == SweepMode::PolledRemote {
+        setup.costs.remote_ns = REMOTE_LINES * (REMOTE_ACCESS_NS - LOCAL_ACCESS_NS);
+    }
     let mut machine = Machine::new(&setup).map_err(|error| LabError::Config(error.to_string()))?;
     machine.run(10 * NS_PER_MS);
     Ok(machine.run(config.window_ms * NS_PER_MS))
@@ -248,6 +269,18 @@ fn experiment(config: &SweepConfig, points: &[SweepPoint]) -> Experiment {
                 result.figure(&format!("{name}_{cores}_over_1"), ratio);
             }
         }
+    }
+    let peak = |mode| peak_pps(points, mode, *config.cores.first()?);
+    if let Some((local, remote)) =
+        peak(SweepMode::PolledFeedback).zip(peak(SweepMode::PolledRemote))
+    {
+        let ratio = round_to_hundredths(local / remote.max(1.0));
+        result.figure("numa_local_over_remote", ratio);
+        result.note(format!(
+            "polled-remote: {REMOTE_LINES} cache lines of a packet come from another NUMA node, in \
+             {REMOTE_ACCESS_NS} instead of {LOCAL_ACCESS_NS} ns; the ratio of the distances 20 and 10 \
+             of Linux and ACPI"
+        ));
     }
     if let Some(crossing) = config.crossing {
         result.figure("crossing_share", crossing.share);
@@ -430,6 +463,16 @@ mod tests {
         assert!(result.figures["napi_floor"] < 0.7, "a dip lowers the floor: {:?}", result.figures);
         let picture = result.picture.expect("a picture");
         assert!(picture.to_svg().unwrap().contains("polled-feedback"));
+    }
+
+    #[test]
+    fn memory_on_another_node_costs_throughput_and_no_stability() {
+        let config = SweepConfig { cores: vec![1], ..SweepConfig::default().quick() };
+        let figures = run(&config).unwrap().figures;
+        // 200 ns more for a packet that takes between 1 and 2 us.
+        let ratio = figures["numa_local_over_remote"];
+        assert!((1.1..1.25).contains(&ratio), "{ratio}");
+        assert!(figures["polled_remote_floor"] >= 0.95, "{figures:?}");
     }
 
     /// The published figure: polled with feedback keeps its peak on every number of cores.

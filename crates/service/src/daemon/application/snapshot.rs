@@ -16,6 +16,7 @@ use crate::ipc::event_fds::EventFds;
 use crate::ipc::layout::SharedMemory;
 use crate::ipc::notification::{NOTIFICATION_WORDS, Notification};
 use crate::ipc::takeover_token::{TOKEN_BYTES, TakeoverToken};
+use crate::ipc::version::ProtocolVersion;
 
 /// Application as plain data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -102,6 +103,11 @@ impl Application {
         }
         let restored =
             queued_notifications.into_iter().map(Notification::from_words).collect::<Option<_>>();
+        let protocol = identity.library.protocol.number();
+        if let Err(reason) = ProtocolVersion::served(protocol) {
+            let what = format!("{identity} cannot go on: {reason}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
         let count = settings.attachments.add(identity.uid);
         let mut app = Self::new(identity, memory, connection, event_fds, None, count, settings)?;
         app.token = TakeoverToken::from_bytes(token);

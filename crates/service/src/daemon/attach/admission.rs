@@ -68,9 +68,10 @@ impl NetworkCore {
         };
         if inherited.is_ok() {
             let welcome = child.welcome(self.cores.count());
+            let protocol = child.identity.library.protocol;
             child.connection().run(move |connection| {
                 // A child that misses the welcome has gone; the next check finds that out.
-                let _ = send_welcome(connection.as_fd(), &welcome);
+                let _ = send_welcome(connection.as_fd(), protocol, &welcome);
             });
         }
         self.apps[number as usize] = Some(child);

@@ -21,6 +21,8 @@ use crate::daemon::log::Log;
 use crate::daemon::peer::Peer;
 use crate::daemon::quota::AppSettings;
 use crate::daemon::transfer::request::{SearchTarget, TransferRequest};
+use crate::daemon::upgrade::offer::UpgradeRequest;
+use crate::daemon::versions::Versions;
 use crate::daemon::workers::AppFd;
 use crate::ipc::event_fds::EventFds;
 use crate::ipc::handshake::{Hello, TransferOperation, receive_hello, send_refusal, send_welcome};
@@ -44,12 +46,6 @@ pub(super) struct HelloHandler {
     pub(super) upgrade_bell: Doorbell,
 }
 
-/// Request of another daemon to take over.
-pub(super) struct UpgradeRequest {
-    pub(super) connection: UnixStream,
-    pub(super) peer: Peer,
-}
-
 impl HelloHandler {
     /// Reads the first message, and sends the application to a core or answers the request.
     ///
@@ -59,24 +55,27 @@ impl HelloHandler {
         for direction in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(connection, direction, Some(HANDSHAKE_TIMEOUT))?;
         }
-        let hello = receive_hello(connection.as_fd()).inspect_err(|error| {
+        let (library, hello) = receive_hello(connection.as_fd()).inspect_err(|error| {
             // The peer may be gone.
             let _ = send_refusal(connection.as_fd(), &error.to_string());
         })?;
         let cores = &self.cores;
         match hello {
             Hello::Attach(name) => {
-                let app = self.create_application(connection, peer, name, None)?;
+                let protocol = library.protocol;
+                let identity = Identity { pid: peer.pid.get(), uid: peer.uid, name, library };
+                let app = self.create_application(connection, identity, None)?;
                 let welcome = app.welcome(cores.count());
                 self.while_admitting(|| {
                     cores.admit(cores.least_loaded(), app)?;
                     // Does not block: the connection is empty.
-                    send_welcome(connection.as_fd(), &welcome)
+                    send_welcome(connection.as_fd(), protocol, &welcome)
                 })
             }
             Hello::Inherit(token, name) => {
                 // The core lets a worker send the welcome once the child has its sockets.
-                let app = self.create_application(connection, peer, name, Some(token))?;
+                let identity = Identity { pid: peer.pid.get(), uid: peer.uid, name, library };
+                let app = self.create_application(connection, identity, Some(token))?;
                 self.while_admitting(|| cores.admit(0, app))
             }
             Hello::Transfer(token, operation, descriptor) => {
@@ -85,13 +84,13 @@ impl HelloHandler {
                 self.while_admitting(|| cores.inbox(0).send(message))
             }
             Hello::Report => {
-                let report = cores.report()?.visible_to(peer.uid);
+                let report = cores.report()?.of_daemon(Versions::own()).visible_to(peer.uid);
                 let mut stream = UnixStream::from(connection.as_fd().try_clone_to_owned()?);
                 stream.write_all(&serde_json::to_vec(&report)?)
             }
-            Hello::Upgrade => {
+            Hello::Upgrade(newest_format) => {
                 let connection = UnixStream::from(connection.as_fd().try_clone_to_owned()?);
-                let request = UpgradeRequest { connection, peer };
+                let request = UpgradeRequest { connection, peer, newest_format };
                 let ended = |_| io::Error::other("the daemon is ending");
                 self.upgrades.send(request).map_err(ended)?;
                 self.upgrade_bell.ring();
@@ -137,23 +136,22 @@ impl HelloHandler {
     fn create_application(
         &self,
         connection: &AppFd,
-        peer: Peer,
-        name: String,
+        identity: Identity,
         parent_token: Option<TakeoverToken>,
     ) -> io::Result<Application> {
         let AttachConfig { geometry, coalescing, quota, .. } = self.config;
-        let count = self.attachments.admit(peer.uid, self.limits).inspect_err(|error| {
+        let count = self.attachments.admit(identity.uid, self.limits).inspect_err(|error| {
             // The peer may be gone.
             let _ = send_refusal(connection.as_fd(), &error.to_string());
         })?;
-        let identity = Identity { pid: peer.pid.get(), uid: peer.uid, name };
-        let releaser = self.cores.workers().region_releaser(peer.uid);
+        let uid = identity.uid;
+        let releaser = self.cores.workers().region_releaser(uid);
         let region =
             |words| io::Result::Ok(Region::reserve(words)?.released_by(Arc::clone(&releaser)));
         let (control, data) = (region(geometry.control_words())?, region(geometry.data_words())?);
         let memory = SharedMemory::new(geometry, control, data)?;
         let attachments = self.attachments.clone();
-        let event_fds = EventFds::new()?.map(|fd| AppFd::new(fd, peer.uid, self.cores.workers()));
+        let event_fds = EventFds::new()?.map(|fd| AppFd::new(fd, uid, self.cores.workers()));
         let settings = AppSettings { coalescing, quota, attachments };
         let connection = connection.clone();
         Application::new(identity, memory, connection, event_fds, parent_token, count, &settings)

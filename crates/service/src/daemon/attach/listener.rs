@@ -13,12 +13,12 @@ use tidegate_memory::Doorbell;
 
 use super::bound_socket::BoundSocket;
 use super::heap_trim::HeapTrim;
-use super::hello::{HANDSHAKE_TIMEOUT, HelloHandler, UpgradeRequest};
+use super::hello::{HANDSHAKE_TIMEOUT, HelloHandler};
 use crate::daemon::attachment_counts::AttachmentLimits;
 use crate::daemon::core::cores::Cores;
 use crate::daemon::log::Log;
 use crate::daemon::peer::Peer;
-use crate::daemon::upgrade::offer::offer_upgrade;
+use crate::daemon::upgrade::offer::{UpgradeRequest, offer_upgrade};
 use crate::daemon::workers::{AppFd, NOBODY};
 use crate::ipc::handshake::send_refusal;
 
@@ -333,12 +333,12 @@ impl<'l> Listener<'l> {
     }
 
     /// Hands over to another daemon. Returns true if it has taken over.
-    fn offer_upgrade(&self, UpgradeRequest { connection, peer }: UpgradeRequest) -> bool {
+    fn offer_upgrade(&self, request: UpgradeRequest) -> bool {
         let HelloHandler { cores, log, admission, .. } = &*self.handler;
         // Applications that have connected before attach to this daemon.
         cores.workers().wait_until_idle(WORKERS_TIMEOUT);
         let _admission = admission.write().unwrap_or_else(PoisonError::into_inner);
-        offer_upgrade(connection, peer, &self.socket.listener, cores, log).unwrap_or_else(|error| {
+        offer_upgrade(request, &self.socket.listener, cores, log).unwrap_or_else(|error| {
             log(&format!("a connection was rejected: {error}"));
             false
         })

@@ -2,7 +2,9 @@
 
 use std::io;
 
+use tidegate_engine::EngineNodes;
 use tidegate_gate::Settings;
+use tidegate_memory::current_node;
 use tidegate_stack::QUEUE_FILL_SCALE;
 
 use super::NetworkCore;
@@ -11,7 +13,9 @@ use super::round_timer::RoundTimer;
 use super::server::SocketServer;
 use crate::daemon::application::Application;
 use crate::daemon::ids::PayloadBytes;
-use crate::daemon::report::{ApplicationReport, CoreReport, DaemonReport, GateState, SocketReport};
+use crate::daemon::report::{
+    ApplicationReport, CoreNodes, CoreReport, DaemonReport, GateState, SocketReport,
+};
 use crate::daemon::socket::{AppSocket, SocketKind};
 
 impl NetworkCore {
@@ -62,9 +66,11 @@ impl DaemonReport {
             .collect();
         let drops = host.engine.drops();
         let (engine, port, _) = host.engine.counters();
+        let EngineNodes { device, memory } = host.engine.nodes();
         let arguments = std::env::args_os().skip(1);
         Self {
             pid: std::process::id(),
+            versions: None,
             arguments: arguments.map(|text| text.to_string_lossy().into_owned()).collect(),
             folder: std::env::current_dir().unwrap_or_default(),
             is_shared: host.claims.shares_kernel_addresses(),
@@ -74,6 +80,7 @@ impl DaemonReport {
                 received: port.received,
                 transmitted: port.transmitted,
                 longest_round_ns: None,
+                nodes: CoreNodes { processor: current_node(), memory, device },
             }],
             cores_used: 1,
             applications,

@@ -26,6 +26,7 @@ use crate::ipc::command::{COMMAND_WORDS, Command};
 use crate::ipc::event_fds::EventFds;
 use crate::ipc::layout::{Geometry, SharedMemory};
 use crate::ipc::notification::{NOTIFICATION_WORDS, Notification};
+use crate::ipc::version::Library;
 
 const OWN_ADDRESSES: [&str; 2] = ["192.0.2.1/24", "2001:db8::1/64"];
 /// User of the applications.
@@ -153,7 +154,7 @@ fn attach(
     let region = |words| Region::reserve(words).unwrap();
     let (control, data) = (region(geometry.control_words()), region(geometry.data_words()));
     let memory = SharedMemory::new(geometry, control, data).unwrap();
-    let identity = Identity { pid: 1, uid: UID, name: "test".into() };
+    let identity = Identity { pid: 1, uid: UID, name: "test".into(), library: Library::default() };
     let settings =
         AppSettings { quota, attachments: attachments.clone(), ..AppSettings::default() };
     let count = attachments.add(UID);

@@ -28,6 +28,7 @@ use crate::daemon::workers::{AppFd, UserWorkers};
 use crate::ipc::event_fds::EventFds;
 use crate::ipc::layout::{Geometry, SharedMemory};
 use crate::ipc::takeover_token::TakeoverToken;
+use crate::ipc::version::Library;
 
 const CORES: usize = 3;
 
@@ -84,7 +85,8 @@ impl CoreTestbed {
         let shared = |fd| AppFd::new(fd, 7, &self.workers);
         let connection = shared(UnixStream::pair().unwrap().0.into());
         let event_fds = EventFds::new().unwrap().map(shared);
-        let identity = Identity { pid: 1, uid: 7, name: "test".to_owned() };
+        let identity =
+            Identity { pid: 1, uid: 7, name: "test".to_owned(), library: Library::default() };
         let count = settings.attachments.add(7);
         let app = Application::new(identity, memory, connection, event_fds, None, count, &settings);
         self.core.cores.load(self.core.index).add_applications(1);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 
 use super::protocol::Predecessor;
+use super::snapshot::STATE_FORMAT;
 use crate::daemon::core::cores::Cores;
 use crate::daemon::core::message::{CoreMessage, HandoverRequest};
 use crate::daemon::log::Log;
@@ -18,15 +19,23 @@ use crate::ipc::handshake::send_refusal;
 /// Time limit for the workers' jobs before a handover.
 const WORKERS_TIMEOUT: Duration = Duration::from_millis(50);
 
+/// Request of another daemon to take over.
+pub(in crate::daemon) struct UpgradeRequest {
+    pub(in crate::daemon) connection: UnixStream,
+    pub(in crate::daemon) peer: Peer,
+    /// Newest state format that the other daemon reads; 0 if it does not say so.
+    pub(in crate::daemon) newest_format: u8,
+}
+
 /// Hands everything over to another daemon. Meanwhile new connections wait in the backlog.
 /// Returns true if the other daemon has taken over.
 pub(in crate::daemon) fn offer_upgrade(
-    connection: UnixStream,
-    peer: Peer,
+    request: UpgradeRequest,
     listener: &UnixListener,
     cores: &Cores,
     log: &Log,
 ) -> io::Result<bool> {
+    let UpgradeRequest { connection, peer, newest_format } = request;
     let refuse = |why: &str| {
         // The peer may be gone.
         let _ = send_refusal(connection.as_fd(), why);
@@ -34,6 +43,14 @@ pub(in crate::daemon) fn offer_upgrade(
     };
     if !Peer::is_privileged(peer.uid) {
         return Err(refuse("only the daemon's own user and root may replace it"));
+    }
+    // Before anything stops: the other daemon would refuse the state only after it was saved.
+    if newest_format < STATE_FORMAT {
+        let why = format!(
+            "this daemon has state format {STATE_FORMAT}, and the other is of an older version that \
+             does not read it: restart the daemon with the older version instead"
+        );
+        return Err(refuse(&why));
     }
     let (offer, offered) = mpsc::channel();
     let (outcome_sender, outcome) = mpsc::channel();

@@ -14,9 +14,11 @@ use std::time::Duration;
 
 use tidegate_memory::shared::SealedBytes;
 
+use super::snapshot::STATE_FORMAT;
 use crate::ipc::connect::connect_to_daemon;
 use crate::ipc::fd_passing::{MAX_FDS, receive_with_fds, send_with_fds};
 use crate::ipc::handshake::{Hello, send_hello};
+use crate::ipc::version::ProtocolVersion;
 
 /// Magic number at the start of the first message.
 const MAGIC: [u8; 8] = *b"tidesucc";
@@ -134,7 +136,7 @@ impl Successor {
     /// [`io::ErrorKind::PermissionDenied`] with the daemon's reason when it refuses;
     /// [`io::ErrorKind::InvalidData`] when its answer is malformed.
     pub(in crate::daemon) fn request_state(&mut self) -> io::Result<ReceivedState> {
-        send_hello(self.0.as_fd(), &Hello::Upgrade)?;
+        send_hello(self.0.as_fd(), ProtocolVersion::CURRENT, &Hello::Upgrade(STATE_FORMAT))?;
         let mut head = [0; 256];
         let (len, own) = receive_with_fds(self.0.as_fd(), &mut head, MAX_FDS)?;
         let Some(count) = head[..len].strip_prefix(&MAGIC) else {

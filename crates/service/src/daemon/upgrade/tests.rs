@@ -29,6 +29,7 @@ use crate::ipc::command::{COMMAND_WORDS, Command, Handle};
 use crate::ipc::handshake::Shard;
 use crate::ipc::layout::Geometry;
 use crate::ipc::status::{SocketState, Status};
+use crate::ipc::version::Library;
 
 const GEOMETRY: Geometry = Geometry { sockets: 4, tcp_bytes: 4096, udp_bytes: 4096 };
 
@@ -73,7 +74,7 @@ fn sample_snapshot() -> DaemonSnapshot<'static> {
     let entry =
         |slot| EntrySnapshot { handle: handle(slot), key: slot, is_notification_queued: false };
     let application = ApplicationSnapshot {
-        identity: Identity { pid: 1, uid: 2, name: "test".to_owned() },
+        identity: Identity { pid: 1, uid: 2, name: "test".to_owned(), library: Library::default() },
         token: [9; 16],
         memory: 0,
         entries: (0..3).map(entry).collect(),

@@ -56,6 +56,7 @@ impl RouterCosts {
             transmit_done_ns: part(0.1),
             refuse_ns: 0,
             crossing_ns: 0,
+            remote_ns: 0,
         }
     }
 

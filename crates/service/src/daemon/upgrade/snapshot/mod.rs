@@ -1,6 +1,17 @@
 //! Snapshot of a daemon for a handover to the next one: plain data.
 //!
-//! File descriptors are sent beside it ([`super::protocol`]).
+//! File descriptors are sent beside it ([`super::protocol`]). The number of the format stands
+//! before the data. It counts every change of the data, of the descriptors and their order, and of
+//! the stack's snapshot, which has a number of its own.
+//!
+//! A new format keeps the types of the one before in a module of its own (`v8`): only those that
+//! changed, and those that hold them. Their conversion sets what is new. `golden` has a state of
+//! each format.
+
+#[cfg(test)]
+mod golden;
+mod unreadable;
+mod v8;
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -16,9 +27,16 @@ use crate::daemon::socket::snapshot::SocketSnapshot;
 use crate::daemon::transfer::table::TransferSnapshot;
 use crate::ipc::layout::Geometry;
 
-/// Magic number with the format version. Other versions are refused. The stack's snapshot
-/// has a version of its own.
-const FORMAT: [u8; 8] = *b"tidestt\x08";
+pub(in crate::daemon) use self::unreadable::{SnapshotError, UnreadableFormat};
+
+/// Magic number; a byte with the format follows.
+const MAGIC: [u8; 7] = *b"tidestt";
+
+/// Format of a snapshot that this version writes. New since format 8: the library of each
+/// application.
+pub(in crate::daemon) const STATE_FORMAT: u8 = 9;
+/// Oldest format that this version reads.
+pub(in crate::daemon) const OLDEST_STATE_FORMAT: u8 = 8;
 
 /// File descriptors of each shared memory.
 pub(super) const FDS_PER_MEMORY: usize = 2;
@@ -95,7 +113,8 @@ impl<'a> DaemonSnapshot<'a> {
     /// # Errors
     /// The error of the writer.
     pub(super) fn encode(&self, mut to: impl Write) -> io::Result<()> {
-        to.write_all(&FORMAT)?;
+        to.write_all(&MAGIC)?;
+        to.write_all(&[STATE_FORMAT])?;
         let mut to = io::BufWriter::with_capacity(BUFFER_BYTES, to);
         postcard::to_io(self, &mut to).map_err(io::Error::other)?;
         to.flush()
@@ -112,16 +131,35 @@ impl<'a> DaemonSnapshot<'a> {
             + self.reservations as usize
     }
 
-    /// Parses untrusted bytes. Data of the stack stays where it is.
+    /// Parses untrusted bytes of this format or an older one. Data of the stack stays where it is.
     ///
     /// # Errors
-    /// [`InvalidSnapshot`] for another version, or for malformed or trailing bytes.
-    pub(in crate::daemon) fn decode(bytes: &'a [u8]) -> Result<Self, InvalidSnapshot> {
-        let rest = bytes.strip_prefix(&FORMAT);
-        let rest = rest.ok_or(InvalidSnapshot("its version is not supported"))?;
-        match postcard::take_from_bytes(rest) {
-            Ok((state, [])) => Ok(state),
-            _ => Err(InvalidSnapshot("it is malformed")),
+    /// [`SnapshotError`] for a format that this version does not read, and for malformed or
+    /// trailing bytes.
+    pub(in crate::daemon) fn decode(bytes: &'a [u8]) -> Result<Self, SnapshotError> {
+        let rest = bytes.strip_prefix(&MAGIC).and_then(|rest| rest.split_first());
+        let (&format, rest) = rest.ok_or(InvalidSnapshot("it does not begin with its format"))?;
+        UnreadableFormat::check(format)?;
+        match format {
+            8 => parse::<v8::DaemonSnapshot<'a>>(rest).map(Self::from),
+            _ => parse(rest),
         }
+    }
+}
+
+#[cfg(test)]
+impl DaemonSnapshot<'_> {
+    /// Bytes that a daemon of the format before writes.
+    pub(super) fn to_format_8(&self) -> Vec<u8> {
+        let head = [&MAGIC[..], &[8]].concat();
+        postcard::to_extend(&v8::DaemonSnapshot::from(self.clone()), head).unwrap()
+    }
+}
+
+/// Parses all of some bytes.
+fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, SnapshotError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((state, [])) => Ok(state),
+        _ => Err(InvalidSnapshot("it is malformed").into()),
     }
 }
