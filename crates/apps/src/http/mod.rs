@@ -2,7 +2,7 @@
 //!
 //! [`Service`] answers one request and is independent of sockets. [`serve_http`] runs it on
 //! Tidegate, [`serve_http_kernel`] on kernel sockets. [`HttpLimits`] bound the memory and the
-//! time of connections.
+//! time of connections; [`HttpRequests`] say which requests are served first under overload.
 
 mod api;
 mod body;
@@ -15,6 +15,7 @@ mod files;
 mod ledger;
 mod limits;
 mod listener;
+mod request_queue;
 mod response;
 mod serve;
 mod service;
@@ -23,5 +24,6 @@ pub use body::ResponseBody;
 pub use files::DocumentRoot;
 pub use limits::HttpLimits;
 pub use listener::{HttpListener, HttpStream};
+pub use request_queue::HttpRequests;
 pub use serve::{serve_http, serve_http_kernel};
-pub use service::{HttpCounters, Service};
+pub use service::{HttpCounters, HttpSettings, Service};

@@ -65,6 +65,7 @@ impl AsyncWrite for TestStream {
 struct Server {
     service: Arc<Service>,
     ledger: Arc<Ledger>,
+    queue: Arc<RequestQueue>,
     limits: HttpLimits,
     _folder: tempfile::TempDir,
 }
@@ -83,7 +84,8 @@ impl Server {
         file.set_len(10 << 20).unwrap();
         let service = Service::new(Some(folder.path()), || serde_json::json!({})).unwrap();
         let ledger = Arc::new(Ledger::new(limits));
-        Self { service: Arc::new(service), ledger, limits, _folder: folder }
+        let queue = Arc::new(RequestQueue::new());
+        Self { service: Arc::new(service), ledger, queue, limits, _folder: folder }
     }
 
     fn connect_from(&self, peer: &str) -> Client {
@@ -101,8 +103,8 @@ impl Server {
             is_reset: Arc::clone(&client.is_reset),
         };
         let peer = peer.parse().unwrap();
-        let connection = Connection::new(stream, peer, &self.service, &self.ledger, self.limits);
-        tokio::spawn(connection);
+        let shared = (&self.service, &self.ledger, &self.queue);
+        tokio::spawn(Connection::new(stream, peer, shared, self.limits));
         client
     }
 
