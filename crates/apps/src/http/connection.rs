@@ -13,7 +13,7 @@ use hyper::header::SET_COOKIE;
 use hyper::server::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::body::ResponseBody;
 use super::channel::{Channel, ChannelIo, lock};
@@ -21,7 +21,7 @@ use super::exchange::Exchange;
 use super::ledger::{Account, Ledger, Order};
 use super::limits::{HttpLimits, PROGRESS_BYTES, READ_BUFFER_BYTES};
 use super::listener::HttpStream;
-use super::request_queue::{Entry, RequestQueue, Ticket};
+use super::request_queue::{Entry, RequestQueue, RetryAfter, Ticket};
 use super::service::Service;
 
 /// Memory of a connection without data in bytes, as measured: its task, hyper's two buffers, and
@@ -37,6 +37,10 @@ const RECOUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which a closed connection looks for data that is not acknowledged.
 const LINGER_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Time by which a refusal is late on a connection whose last request was refused too. A client that
+/// repeats its request at once so costs little.
+const REFUSAL_DELAY: Duration = Duration::from_millis(100);
 
 /// Beginning of hyper's own response to a malformed request.
 const BAD_REQUEST: &[u8] = b"HTTP/1.1 400 Bad Request\r\n";
@@ -134,6 +138,9 @@ impl hyper::service::Service<Request<Incoming>> for Handler {
         self.exchange.on_request();
         match self.queue.enter(&request, self.peer, self.service.counters()) {
             Entry::Serve => HandlerFuture::Ready(Some(self.respond(request))),
+            Entry::Refuse(retry_after) if self.exchange.set_refused(true) => {
+                HandlerFuture::Waiting(Box::pin(self.clone().refuse_late(request, retry_after)))
+            }
             Entry::Refuse(retry_after) => {
                 HandlerFuture::Ready(Some(self.service.refuse(&request, retry_after)))
             }
@@ -146,9 +153,20 @@ impl hyper::service::Service<Request<Incoming>> for Handler {
 
 impl Handler {
     fn respond(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+        self.exchange.set_refused(false);
         let mut response = self.service.respond(request);
         response.body_mut().attach(&self.exchange);
         response
+    }
+
+    /// Refuses a client that was refused before and did not wait: now it has to.
+    async fn refuse_late(
+        self,
+        request: Request<Incoming>,
+        retry_after: RetryAfter,
+    ) -> Response<ResponseBody> {
+        sleep(REFUSAL_DELAY).await;
+        self.service.refuse(&request, retry_after)
     }
 
     /// Responds when it is the turn of the request.

@@ -3,3 +3,4 @@
 pub mod guard;
 pub mod mlfrr;
 pub mod protect;
+pub mod sessions;
