@@ -60,10 +60,13 @@ fn check_http(testbed: &Testbed, flags: &[&str]) {
         arguments.extend(std::iter::repeat_n(closed.as_str(), MANY));
         let printed = curl(testbed, &arguments);
         assert!(printed.contains("503 7\n"), "{address}: {printed}");
-        assert!(curl(testbed, &["-o", "/dev/null", "-w", form, &url(address, "/")]).contains("404"));
+        assert!(
+            curl(testbed, &["-o", "/dev/null", "-w", form, &url(address, "/")]).contains("404")
+        );
 
         // A refused request with a body that is not awaited ends the connection.
-        let refused = curl(testbed, &["-i", "-d", "x", &closed, &closed, &closed, &closed, &closed]);
+        let refused =
+            curl(testbed, &["-i", "-d", "x", &closed, &closed, &closed, &closed, &closed]);
         let refused = refused.to_lowercase();
         let heads = refused.split("http/1.1 ").filter(|head| head.starts_with("503"));
         assert!(heads.clone().count() > 0, "{refused}");
@@ -129,13 +132,13 @@ fn sessions_are_known_on_every_core() {
     }
     let testbed = Testbed::with_queues(2);
     let flags = ["http", "--io", "xdp", "--iface", testbed.device(), "--cores", "2"];
-    let (server, folder) = start(&testbed, &flags, "[requests]\n");
-    let jar = folder.path().join("jar");
-    let jar = jar.to_str().unwrap();
-    curl(&testbed, &["-c", jar, &url(SERVER_V6, "/")]);
+    let (server, _folder) = start(&testbed, &flags, "[requests]\n");
+    let head = curl(&testbed, &["-o", "/dev/null", "-D", "-", &url(SERVER_V6, "/")]);
+    let cookie = head.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
+    let cookie = cookie.split(';').next().unwrap();
     for number in 1..=10 {
         // Each connection has another port, and so perhaps another core.
-        curl(&testbed, &["-b", jar, &url([SERVER_V4, SERVER_V6][number % 2], "/")]);
+        curl(&testbed, &["-b", cookie, &url([SERVER_V4, SERVER_V6][number % 2], "/")]);
     }
     assert_eq!(status(&testbed)["session_requests"], 10);
     server.stop();
@@ -175,7 +178,7 @@ ceiling-rps = 1
         let mut arguments = vec![server.as_str(), "+tries=1", "+timeout=10", "+ignore"];
         arguments.extend(std::iter::repeat_n(["www.example.test", "A"], MANY).flatten());
         let printed = testbed.tool("dig", &arguments);
-        assert!(printed.contains("flags: qr aa rd;") && printed.contains(" tc"), "{printed}");
+        assert!(printed.contains("flags: qr tc rd;"), "{printed}");
     }
     server.stop();
 }
@@ -205,7 +208,8 @@ fn mistakes_in_the_section_are_named() {
         fs::write(&path, text).unwrap();
         let config = path.to_str().unwrap();
         for server in [&["http"][..], &["dns", "--zone", &zone]] {
-            let output = tidegate(&[&["serve"], server, &["--io", "kernel", "--config", config]].concat());
+            let output =
+                tidegate(&[&["serve"], server, &["--io", "kernel", "--config", config]].concat());
             let error = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(!output.status.success() && error.contains(part), "{text}: {error}");
             assert!(error.contains(config), "{error}");

@@ -21,7 +21,7 @@ use super::exchange::Exchange;
 use super::ledger::{Account, Ledger, Order};
 use super::limits::{HttpLimits, PROGRESS_BYTES, READ_BUFFER_BYTES};
 use super::listener::HttpStream;
-use super::request_queue::{Entry, RequestQueue, RetryAfter, Ticket};
+use super::request_queue::{Entry, RequestQueue, Ticket};
 use super::service::Service;
 
 /// Memory of a connection without data in bytes, as measured: its task, hyper's two buffers, and
@@ -163,7 +163,7 @@ impl Handler {
     async fn refuse_late(
         self,
         request: Request<Incoming>,
-        retry_after: RetryAfter,
+        retry_after: u32,
     ) -> Response<ResponseBody> {
         sleep(REFUSAL_DELAY).await;
         self.service.refuse(&request, retry_after)

@@ -19,11 +19,12 @@ mod request_queue;
 mod response;
 mod serve;
 mod service;
+mod settings;
 
 pub use body::ResponseBody;
 pub use files::DocumentRoot;
 pub use limits::HttpLimits;
 pub use listener::{HttpListener, HttpStream};
-pub use request_queue::HttpRequests;
 pub use serve::{serve_http, serve_http_kernel};
-pub use service::{HttpCounters, HttpSettings, Service};
+pub use service::{HttpCounters, Service};
+pub use settings::{HttpRequests, HttpSettings};

@@ -15,20 +15,12 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::service::HttpCounters;
-use crate::requests::{HttpMeta, RequestPolicy, Session, SessionSecret};
+use super::settings::HttpRequests;
+use crate::requests::{HttpMeta, Session};
 use crate::responder::unix_time_ns;
 
 /// Part by which a measurement changes the mean time of a turn.
 const MEAN_DIVISOR: u64 = 8;
-
-/// Classes of requests, and the secret of their sessions.
-#[derive(Clone, Debug)]
-pub struct HttpRequests {
-    /// Classes and settings.
-    pub policy: RequestPolicy,
-    /// Secret that signs sessions.
-    pub secret: SessionSecret,
-}
 
 /// Requests of a server that wait to be served. One request is served at a time, by the task of its
 /// connection, and then what has arrived meanwhile is received first. So the order is that of the
@@ -73,18 +65,17 @@ pub(super) struct Turn(Arc<RequestQueue>);
 pub(super) enum Entry {
     /// There is no admission: serve it.
     Serve,
-    Refuse(RetryAfter),
+    /// Refuse it: the client may come again after so many seconds.
+    Refuse(u32),
     Wait(Ticket),
 }
-
-/// Seconds after which a refused client may come again.
-pub(super) type RetryAfter = u32;
 
 /// Place of a request in the queue.
 pub(super) struct Ticket {
     /// Receives nothing if the request has waited too long.
     pub(super) granted: oneshot::Receiver<Turn>,
-    pub(super) retry_after: RetryAfter,
+    /// Seconds after which the client may come again then.
+    pub(super) retry_after: u32,
     /// Cookie for the response.
     pub(super) cookie: Option<HeaderValue>,
 }

@@ -16,7 +16,8 @@ use super::descriptors::{is_out_of_descriptors, raise_limit};
 use super::ledger::Ledger;
 use super::listener::HttpListener;
 use super::request_queue::RequestQueue;
-use super::service::{HttpSettings, Service};
+use super::service::Service;
+use super::settings::HttpSettings;
 use crate::kernel_listener::listen_on;
 
 /// Interval at which an idle server checks its stop flag.

@@ -20,9 +20,8 @@ use super::body::ResponseBody;
 use super::conditions::ConditionalOutcome;
 use super::descriptors::is_out_of_descriptors;
 use super::files::{DocumentRoot, FileEntry, FileLookup};
-use super::limits::HttpLimits;
-use super::request_queue::{HttpRequests, RetryAfter};
 use super::response::{build_response, method_not_allowed, status_response};
+use super::settings::HttpSettings;
 use crate::work;
 
 /// Counters of an HTTP server. May be read while the server runs.
@@ -85,15 +84,6 @@ pub struct Service {
     extra_status: ExtraStatus,
     /// Work before each response, in iterations.
     work_iterations: u64,
-}
-
-/// Settings of the servers that run this service.
-#[derive(Clone, Debug)]
-pub struct HttpSettings {
-    /// Limits of connections.
-    pub limits: HttpLimits,
-    /// Admission of requests; `None` serves each as it comes.
-    pub requests: Option<HttpRequests>,
 }
 
 /// Settings that have replaced those of the server's start.
@@ -174,11 +164,11 @@ impl Service {
     pub(super) fn refuse(
         &self,
         request: &Request<Incoming>,
-        retry_after: RetryAfter,
+        retry_after_s: u32,
     ) -> Response<ResponseBody> {
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
         let mut response = status_response(StatusCode::SERVICE_UNAVAILABLE);
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(retry_after));
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(retry_after_s));
         if !request.body().is_end_stream() {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

@@ -1,7 +1,7 @@
 use tokio::time::{Duration, advance};
 
 use super::*;
-use crate::requests::RequestsConfig;
+use crate::requests::{RequestsConfig, SessionSecret};
 
 const CLIENT: &str = "192.0.2.1";
 const MS: Duration = Duration::from_millis(1);
