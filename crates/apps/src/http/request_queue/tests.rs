@@ -3,6 +3,8 @@ use tokio::time::{Duration, advance};
 use super::*;
 use crate::requests::{RequestsConfig, SessionSecret};
 
+mod simulation;
+
 const CLIENT: &str = "192.0.2.1";
 const MS: Duration = Duration::from_millis(1);
 

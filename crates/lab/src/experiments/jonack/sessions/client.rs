@@ -140,7 +140,8 @@ impl Progress {
             SessionEnd::Answered(_) => {
                 report.admitted += 1;
                 for time in times {
-                    report.response_us.saturating_record(time.as_micros() as u64);
+                    // The histogram grows with its values.
+                    let _ = report.response_us.record(time.as_micros() as u64);
                 }
             }
         }
