@@ -9,6 +9,8 @@ use tokio::time::timeout;
 use super::*;
 use crate::http::limits::MIN_SEND_BUFFER_BYTES;
 
+mod admission;
+
 /// Bytes that a [`TestStream`] takes in each direction before the other side reads.
 const PIPE_BYTES: usize = 64 << 10;
 
