@@ -92,7 +92,7 @@ async fn sessions_are_served_to_their_end_at_ten_times_the_load() {
     }
 }
 
-/// What a session costs is seen long after its admission, and is reserved all the same.
+/// Later requests cost more than the first, and come long after the admission.
 #[tokio::test(start_paused = true)]
 async fn work_of_later_requests_is_reserved() {
     let load = Load {
