@@ -52,16 +52,16 @@ async fn run_session(server: Rc<Server>, load: Load, outcome: Rc<RefCell<Outcome
     outcome.borrow_mut().finished += 1;
 }
 
-/// Offers a load for 15 s, after 15 s to learn.
-async fn simulate(load: Load) -> Outcome {
+/// Offers a load for 15 s, after so many seconds to learn.
+async fn simulate(load: Load, learning_s: u64) -> Outcome {
     let tasks = LocalSet::new();
     tasks
         .run_until(async {
             let server = Rc::new(Server::new(""));
             let serving = spawn_local(Arc::clone(&server.queue).run());
             let outcomes = [0, 1].map(|_| Rc::new(RefCell::new(Outcome::default())));
-            for number in 0..30 * load.sessions_per_s {
-                let outcome = &outcomes[usize::from(number >= 15 * load.sessions_per_s)];
+            for number in 0..(learning_s + 15) * load.sessions_per_s {
+                let outcome = &outcomes[usize::from(number >= learning_s * load.sessions_per_s)];
                 spawn_local(run_session(Rc::clone(&server), load, Rc::clone(outcome)));
                 sleep(Duration::from_secs(1) / load.sessions_per_s as u32).await;
             }
@@ -81,11 +81,11 @@ const LOAD: Load =
 #[tokio::test(start_paused = true)]
 async fn sessions_are_served_to_their_end_at_ten_times_the_load() {
     for sessions_per_s in [50, 90] {
-        let outcome = simulate(Load { sessions_per_s, ..LOAD }).await;
+        let outcome = simulate(Load { sessions_per_s, ..LOAD }, 15).await;
         assert_eq!(outcome.finished, 15 * sessions_per_s, "nobody is refused: {outcome:?}");
     }
     for sessions_per_s in [200, 1000] {
-        let outcome = simulate(Load { sessions_per_s, ..LOAD }).await;
+        let outcome = simulate(Load { sessions_per_s, ..LOAD }, 15).await;
         assert_eq!(outcome.finished, outcome.admitted, "{sessions_per_s}: {outcome:?}");
         assert!(outcome.finished >= 15 * 95, "{sessions_per_s}: {outcome:?}");
         assert!(outcome.longest <= 320 * MS, "{sessions_per_s}: {outcome:?}");
@@ -101,7 +101,7 @@ async fn work_of_later_requests_is_reserved() {
         later_work: 10 * MS,
         pause: Duration::from_secs(1),
     };
-    let outcome = simulate(load).await;
+    let outcome = simulate(load, 60).await;
     // A session is 91 ms of work: there is time for 11 in a second.
     assert_eq!(outcome.finished, outcome.admitted, "{outcome:?}");
     assert!(outcome.finished >= 15 * 10, "{outcome:?}");
