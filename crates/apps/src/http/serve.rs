@@ -35,7 +35,8 @@ const FILE_DESCRIPTORS: u64 = 1;
 const KERNEL_DESCRIPTORS: u64 = 2;
 
 /// Serves HTTP on Tidegate until `stop` is set, which is noticed within 100 ms. Runs on the
-/// calling thread only. The listeners should have the options of [`HttpLimits::tcp_options`].
+/// calling thread only. The listeners should have the options of
+/// [`HttpLimits::tcp_options`](super::HttpLimits::tcp_options).
 ///
 /// Raises the process's limit of file descriptors to its hard limit.
 ///
