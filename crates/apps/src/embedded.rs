@@ -94,6 +94,7 @@ pub fn serve_udp_and_tcp(
             };
         }
         if served == 0 {
+            responder.on_idle();
             poll.wait(&mut ready, Some(STOP_CHECK_INTERVAL))?;
         } else if streams.has_listeners() {
             poll.ready_now(&mut ready);

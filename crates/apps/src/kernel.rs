@@ -186,9 +186,12 @@ pub fn serve_kernel(
         for socket in sockets {
             served += serve_batch(socket, responder, &mut batch, counters)?;
         }
-        // A socket that always busy-polls has looked at its device when it was read.
-        if served == 0 && busy_poll != KernelBusyPoll::Always {
-            wait(epoll.as_fd()).map_err(KernelError::Wait)?;
+        if served == 0 {
+            responder.on_idle();
+            // A socket that always busy-polls has looked at its device when it was read.
+            if busy_poll != KernelBusyPoll::Always {
+                wait(epoll.as_fd()).map_err(KernelError::Wait)?;
+            }
         }
     }
     Ok(())

@@ -25,6 +25,7 @@ mod messages;
 pub mod monitor;
 pub mod nfs;
 pub mod readers;
+pub mod requests;
 mod responder;
 pub mod router;
 mod slots;

@@ -70,6 +70,7 @@ fn serve(
             }
         }
         if !served {
+            responder.on_idle();
             wait_readable(readers, Some(STOP_CHECK_INTERVAL))?;
         }
     }

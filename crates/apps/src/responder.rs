@@ -16,6 +16,10 @@ pub trait Responder {
         let _ = clock;
     }
 
+    /// Called before the server waits: no request is left.
+    #[inline]
+    fn on_idle(&mut self) {}
+
     /// Answers `request`, received from `from`. Writes the reply to the front of `reply` and
     /// returns its length in bytes, or `None` for no reply. Never writes more than `reply` holds.
     fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize>;
@@ -38,6 +42,11 @@ impl<R: Responder + ?Sized> Responder for &mut R {
         (**self).start_batch(clock);
     }
 
+    #[inline]
+    fn on_idle(&mut self) {
+        (**self).on_idle();
+    }
+
     fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
         (**self).respond(request, from, reply)
     }
@@ -56,6 +65,11 @@ impl<R: Responder + ?Sized> Responder for Box<R> {
     #[inline]
     fn start_batch(&mut self, clock: &dyn Fn() -> u64) {
         (**self).start_batch(clock);
+    }
+
+    #[inline]
+    fn on_idle(&mut self) {
+        (**self).on_idle();
     }
 
     fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize> {

@@ -56,6 +56,11 @@ fn xorshift(mut state: u64, iterations: u64) -> u64 {
     state
 }
 
+/// Runs this many iterations of the work.
+pub(crate) fn spend(iterations: u64) {
+    black_box(xorshift(black_box(1), iterations));
+}
+
 impl Responder for Work {
     fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
         if self.iterations > 0 {

@@ -8,6 +8,7 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use tidegate::gate::admission;
+use tidegate_apps::requests::{RequestPolicy, RequestsConfig};
 
 use crate::Failure;
 
@@ -22,6 +23,7 @@ struct ConfigFile {
     nfs: toml::Table,
     gate: toml::Table,
     admission: Option<admission::Config>,
+    requests: Option<RequestsConfig>,
 }
 
 /// Options that the configuration file holds in one section.
@@ -122,6 +124,16 @@ pub(crate) fn admission(
 ) -> Result<Option<admission::Config>, Failure> {
     let classes = path.map(read).transpose()?.and_then(|file| file.admission);
     Ok(classes.or_else(|| flag.then(admission::Config::default)))
+}
+
+/// Returns the classes of requests of section `[requests]`; `None` without the section.
+///
+/// # Errors
+/// As [`admission`], and when the section contradicts itself.
+pub(crate) fn requests(path: Option<&Path>) -> Result<Option<RequestPolicy>, Failure> {
+    let Some(path) = path else { return Ok(None) };
+    let policy = read(path)?.requests.map(|requests| requests.compile()).transpose();
+    Ok(policy.map_err(|error| format!("{}: section [requests]: {error}", path.display()))?)
 }
 
 fn read(path: &Path) -> Result<ConfigFile, Failure> {

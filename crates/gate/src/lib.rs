@@ -6,7 +6,7 @@
 //!
 //! The mechanisms are those of Mogul and Ramakrishnan, "Eliminating receive livelock in an
 //! interrupt-driven kernel" (1996), and the interrupt moderation and NAPI that Jonack and Murta
-//! compared (2006).
+//! compared (2006). [`admission`] chooses packets, [`requests`] chooses requests above the stack.
 
 #![forbid(unsafe_code)]
 
@@ -16,6 +16,7 @@ mod cpu_share;
 mod feedback;
 mod gate;
 mod moderation;
+pub mod requests;
 mod schedule;
 #[cfg(feature = "serde")]
 mod serialize;

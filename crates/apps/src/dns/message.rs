@@ -120,6 +120,7 @@ pub(super) struct EdnsOptions<'a> {
 pub(super) mod option_code {
     pub const NSID: u16 = 3;
     pub const COOKIE: u16 = 10;
+    pub const EXTENDED_ERROR: u16 = 15;
 }
 
 /// Well-formed query with one question.

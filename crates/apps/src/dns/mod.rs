@@ -12,6 +12,7 @@
 //! Not served: zone transfers, dynamic updates, classes other than IN. Zones may be signed, and
 //! DNSSEC records are answered when queried by type. Signatures are not added to other answers.
 
+mod admission;
 mod answer_store;
 mod catalog;
 mod chaos;
@@ -45,6 +46,8 @@ pub use rate_limit::RateLimit;
 pub use served::{DnsReloader, LoadedZones};
 pub use server::{DnsCounters, DnsServer};
 
+use crate::requests::RequestPolicy;
+
 /// Default largest reply over UDP, in bytes. Replies of this size pass nearly every path without
 /// fragmentation (DNS flag day 2020).
 pub const DEFAULT_MAX_UDP_BYTES: usize = 1232;
@@ -77,6 +80,9 @@ pub struct DnsConfig {
     pub cookie_secrets: Vec<CookieSecret>,
     /// Version and identity that the server tells.
     pub identity: ServerIdentity,
+    /// Classes of queries, of which some are refused under overload; `None` answers all. It needs a
+    /// clock as the rate limit does.
+    pub requests: Option<RequestPolicy>,
 }
 
 impl Default for DnsConfig {
@@ -88,6 +94,7 @@ impl Default for DnsConfig {
             rate_limit: None,
             cookie_secrets: Vec::new(),
             identity: ServerIdentity::default(),
+            requests: None,
         }
     }
 }

@@ -56,7 +56,14 @@ fn opt_len(opt: Option<ReplyOpt<'_>>) -> usize {
     opt.map_or(0, |opt| opt.len())
 }
 
-/// Buffer for the options of a reply: a cookie and a server identity.
+/// Extended error of refused queries (RFC 8914): code 0, other, and a text.
+const OVERLOAD_ERROR: &[u8; 10] = b"\0\0overload";
+
+/// Space for the options of a reply, in bytes.
+const OPTIONS_BYTES: usize =
+    4 + COOKIE_BYTES + 4 + ServerIdentity::MAX_BYTES + 4 + OVERLOAD_ERROR.len();
+
+/// Buffer for the options of a reply: a cookie, a server identity and an error.
 #[derive(Default)]
 pub(super) struct OptionBuffer {
     bytes: OptionBytes,
@@ -64,11 +71,11 @@ pub(super) struct OptionBuffer {
 }
 
 /// Space for the options of a reply.
-struct OptionBytes([u8; 4 + COOKIE_BYTES + 4 + ServerIdentity::MAX_BYTES]);
+struct OptionBytes([u8; OPTIONS_BYTES]);
 
 impl Default for OptionBytes {
     fn default() -> Self {
-        OptionBytes([0; 4 + COOKIE_BYTES + 4 + ServerIdentity::MAX_BYTES])
+        OptionBytes([0; OPTIONS_BYTES])
     }
 }
 
@@ -81,6 +88,11 @@ impl OptionBuffer {
     /// Adds the NSID option.
     pub(super) fn add_nsid(&mut self, identity: &[u8]) {
         self.add(option_code::NSID, identity);
+    }
+
+    /// Adds the extended error of a query that is refused for the load of the server.
+    pub(super) fn add_overload_error(&mut self) {
+        self.add(option_code::EXTENDED_ERROR, OVERLOAD_ERROR);
     }
 
     fn add(&mut self, code: u16, data: &[u8]) {

@@ -10,6 +10,7 @@ use super::error::DnsError;
 use super::lookup::CompiledZones;
 use super::rate_limit::RateLimiter;
 use super::{DnsConfig, MAX_UDP_BYTES_WITHOUT_EDNS, Warning};
+use crate::requests::RequestPolicy;
 
 /// Time after which a reload no longer waits for threads that still use the former zones, and
 /// interval at which it looks.
@@ -24,6 +25,7 @@ pub(super) struct Served {
     /// The first secret makes new cookies; empty without cookies.
     pub cookie_secrets: Vec<CookieSecret>,
     pub identity: ServerIdentity,
+    pub requests: Option<RequestPolicy>,
 }
 
 impl Served {
@@ -36,6 +38,7 @@ impl Served {
             limiter: config.rate_limit.map(|limit| RateLimiter::new(limit, config.hash_seed)),
             cookie_secrets: config.cookie_secrets.clone(),
             identity: config.identity.clone(),
+            requests: config.requests.clone(),
         })
     }
 }

@@ -4,14 +4,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::DnsConfig;
+use super::admission::QueryAdmission;
 use super::cookie;
 use super::error::{DnsError, Warning};
 use super::message::{Query, Rcode, Rejection};
 use super::rate_limit::Verdict;
-use super::reply::{self, ERROR_CONTENT, OptionBuffer, ReplyOpt, WrittenReply};
+use super::reply::{self, Content, ERROR_CONTENT, OptionBuffer, ReplyOpt, WrittenReply};
 use super::served::{DnsReloader, Publication, Served};
 use super::splitmix64::SplitMix64;
 use crate::Responder;
+use crate::requests::DnsRefusal;
 
 /// Counters of a DNS server. Each thread has its own counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub struct DnsCounters {
     pub rate_truncated: u64,
     /// Queries over UDP with a valid server cookie.
     pub valid_cookies: u64,
+    /// Queries that admission has refused.
+    pub not_admitted: u64,
     /// Replies by response code; the code is the index.
     by_rcode: [u64; 17],
 }
@@ -57,6 +61,7 @@ impl DnsCounters {
         self.rate_limited += other.rate_limited;
         self.rate_truncated += other.rate_truncated;
         self.valid_cookies += other.valid_cookies;
+        self.not_admitted += other.not_admitted;
         for (to, from) in self.by_rcode.iter_mut().zip(other.by_rcode) {
             *to += from;
         }
@@ -83,6 +88,8 @@ pub struct DnsServer {
     random: SplitMix64,
     /// Time of the current batch, since the Unix epoch.
     now_ns: u64,
+    /// Admission of queries, if any.
+    admission: Option<QueryAdmission>,
     counters: DnsCounters,
 }
 
@@ -95,6 +102,7 @@ impl Clone for DnsServer {
             served: Arc::clone(&self.served),
             random: self.random.clone(),
             now_ns: self.now_ns,
+            admission: self.served.requests.as_ref().map(QueryAdmission::new),
             counters: DnsCounters::default(),
         }
     }
@@ -111,6 +119,7 @@ impl DnsServer {
         Ok(DnsServer {
             publication: Arc::new(Publication::new(Arc::clone(&served))),
             version: 0,
+            admission: served.requests.as_ref().map(QueryAdmission::new),
             served,
             random: SplitMix64::new(config.hash_seed),
             now_ns: 0,
@@ -151,6 +160,7 @@ impl DnsServer {
         max_len: usize,
         reply: &mut [u8],
     ) -> Option<usize> {
+        let refusal = self.refusal(query, client);
         let served = &*self.served;
         // Few queries have options: the buffer is made for these only.
         let mut options = None;
@@ -160,8 +170,14 @@ impl DnsServer {
             is_proven |= add_options(served, query, client, self.now_ns, options);
             self.counters.valid_cookies += u64::from(is_proven && !is_stream);
         }
+        if refusal.is_some() {
+            options.get_or_insert_default().add_overload_error();
+        }
         let opt = reply_opt(served, query, options.as_ref().map_or(&[], OptionBuffer::as_slice));
-        let content = reply::find_content(&served.zones, &served.identity, query);
+        let content = match refusal {
+            None => reply::find_content(&served.zones, &served.identity, query),
+            Some(_) => Content::Error(Rcode::Refused),
+        };
         if let Some(limiter) = &served.limiter
             && !is_proven
         {
@@ -180,8 +196,22 @@ impl DnsServer {
                 }
             }
         }
-        let written = reply::write_reply(&served.zones, query, content, opt, max_len, reply);
+        let written = match refusal {
+            Some(DnsRefusal::Truncated) if !is_stream => reply::write_truncated(query, opt, reply),
+            _ => reply::write_reply(&served.zones, query, content, opt, max_len, reply),
+        };
         self.count_reply(written)
+    }
+
+    /// Returns the way to refuse the query, unless it is admitted.
+    #[inline]
+    fn refusal(&mut self, query: &Query<'_>, client: IpAddr) -> Option<DnsRefusal> {
+        let admission = self.admission.as_mut()?;
+        if admission.admit(query, client, self.now_ns) {
+            return None;
+        }
+        self.counters.not_admitted += 1;
+        Some(admission.refusal())
     }
 
     /// Answers a message that is not a well-formed query. Returns the length of the reply, or
@@ -301,6 +331,16 @@ impl Responder for DnsServer {
             && let Some((version, served)) = self.publication.try_get()
         {
             (self.version, self.served) = (version, served);
+            self.admission = self.served.requests.as_ref().map(QueryAdmission::new);
+        }
+        if let Some(admission) = &mut self.admission {
+            admission.on_batch(self.now_ns);
+        }
+    }
+
+    fn on_idle(&mut self) {
+        if let Some(admission) = &mut self.admission {
+            admission.on_empty();
         }
     }
 

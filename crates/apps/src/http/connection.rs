@@ -9,10 +9,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper::body::Incoming;
+use hyper::header::SET_COOKIE;
 use hyper::server::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::body::ResponseBody;
 use super::channel::{Channel, ChannelIo, lock};
@@ -20,6 +21,7 @@ use super::exchange::Exchange;
 use super::ledger::{Account, Ledger, Order};
 use super::limits::{HttpLimits, PROGRESS_BYTES, READ_BUFFER_BYTES};
 use super::listener::HttpStream;
+use super::request_queue::{Entry, RequestQueue, Ticket};
 use super::service::Service;
 
 /// Memory of a connection without data in bytes, as measured: its task, hyper's two buffers, and
@@ -35,6 +37,10 @@ const RECOUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which a closed connection looks for data that is not acknowledged.
 const LINGER_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Time by which a refusal is late on a connection whose last request was refused too. A client that
+/// repeats its request at once so costs little.
+const REFUSAL_DELAY: Duration = Duration::from_millis(100);
 
 /// Beginning of hyper's own response to a malformed request.
 const BAD_REQUEST: &[u8] = b"HTTP/1.1 400 Bad Request\r\n";
@@ -94,21 +100,86 @@ enum Verdict {
 }
 
 /// Service of one connection.
+#[derive(Clone)]
 struct Handler {
     service: Arc<Service>,
     exchange: Arc<Exchange>,
+    queue: Arc<RequestQueue>,
+    peer: IpAddr,
+}
+
+/// Response of a [`Handler`].
+enum HandlerFuture {
+    /// `None` once it was taken.
+    Ready(Option<Response<ResponseBody>>),
+    /// The request waits in the queue.
+    Waiting(Pin<Box<dyn Future<Output = Response<ResponseBody>> + Send>>),
+}
+
+impl Future for HandlerFuture {
+    type Output = Result<Response<ResponseBody>, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::Ready(response) => {
+                response.take().map_or(Poll::Pending, |response| Poll::Ready(Ok(response)))
+            }
+            Self::Waiting(waiting) => waiting.as_mut().poll(context).map(Ok),
+        }
+    }
 }
 
 impl hyper::service::Service<Request<Incoming>> for Handler {
     type Response = Response<ResponseBody>;
     type Error = Infallible;
-    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+    type Future = HandlerFuture;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         self.exchange.on_request();
+        match self.queue.enter(&request, self.peer, self.service.counters()) {
+            Entry::Serve => HandlerFuture::Ready(Some(self.respond(request))),
+            Entry::Refuse(retry_after) if self.exchange.set_refused(true) => {
+                HandlerFuture::Waiting(Box::pin(self.clone().refuse_late(request, retry_after)))
+            }
+            Entry::Refuse(retry_after) => {
+                HandlerFuture::Ready(Some(self.service.refuse(&request, retry_after)))
+            }
+            Entry::Wait(ticket) => {
+                HandlerFuture::Waiting(Box::pin(self.clone().wait(request, ticket)))
+            }
+        }
+    }
+}
+
+impl Handler {
+    fn respond(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+        self.exchange.set_refused(false);
         let mut response = self.service.respond(request);
         response.body_mut().attach(&self.exchange);
-        std::future::ready(Ok(response))
+        response
+    }
+
+    /// Refuses a client that was refused before and did not wait: now it has to.
+    async fn refuse_late(
+        self,
+        request: Request<Incoming>,
+        retry_after: u32,
+    ) -> Response<ResponseBody> {
+        sleep(REFUSAL_DELAY).await;
+        self.service.refuse(&request, retry_after)
+    }
+
+    /// Responds when it is the turn of the request.
+    async fn wait(self, request: Request<Incoming>, ticket: Ticket) -> Response<ResponseBody> {
+        let Ok(turn) = ticket.granted.await else {
+            return self.service.refuse(&request, ticket.retry_after);
+        };
+        let mut response = self.respond(request);
+        drop(turn);
+        if let Some(cookie) = ticket.cookie {
+            response.headers_mut().insert(SET_COOKIE, cookie);
+        }
+        response
     }
 }
 
@@ -116,15 +187,19 @@ impl<S: HttpStream> Connection<S> {
     pub(super) fn new(
         stream: S,
         peer: IpAddr,
-        service: &Arc<Service>,
-        ledger: &Arc<Ledger>,
+        (service, ledger, queue): (&Arc<Service>, &Arc<Ledger>, &Arc<RequestQueue>),
         limits: HttpLimits,
     ) -> Self {
         let now = Instant::now();
         let exchange = Arc::new(Exchange::new());
         let channel = Channel::new(stream, Arc::clone(ledger), Arc::clone(&exchange));
         let channel = Arc::new(Mutex::new(channel));
-        let handler = Handler { service: Arc::clone(service), exchange: Arc::clone(&exchange) };
+        let handler = Handler {
+            service: Arc::clone(service),
+            exchange: Arc::clone(&exchange),
+            queue: Arc::clone(queue),
+            peer,
+        };
         // The limits here are for each phase, hyper's is for the head and the wait for it.
         let mut http = http1::Builder::new();
         http.max_buf_size(READ_BUFFER_BYTES).header_read_timeout(None);

@@ -21,6 +21,8 @@ pub(super) struct Exchange {
     reads_body: AtomicBool,
     /// Requests so far.
     requests: AtomicU64,
+    /// The last request was refused by admission.
+    is_refused: AtomicBool,
     /// Bytes of a file to read at a time.
     piece_bytes: AtomicUsize,
     /// Bytes of the response that hyper may hold while the client does not read.
@@ -33,6 +35,7 @@ impl Exchange {
             head_started: AtomicBool::new(false),
             reads_body: AtomicBool::new(false),
             requests: AtomicU64::new(0),
+            is_refused: AtomicBool::new(false),
             piece_bytes: AtomicUsize::new(2 * MIN_PIECE_BYTES),
             waiting_bytes: AtomicUsize::new(0),
         }
@@ -51,6 +54,11 @@ impl Exchange {
         self.reads_body.store(false, Ordering::Relaxed);
         self.waiting_bytes.store(0, Ordering::Relaxed);
         self.requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records whether the request is refused. Returns true if the request before was.
+    pub(super) fn set_refused(&self, is_refused: bool) -> bool {
+        self.is_refused.swap(is_refused, Ordering::Relaxed)
     }
 
     /// Records the start of a response that echoes the request body.

@@ -2,7 +2,7 @@
 //!
 //! [`Service`] answers one request and is independent of sockets. [`serve_http`] runs it on
 //! Tidegate, [`serve_http_kernel`] on kernel sockets. [`HttpLimits`] bound the memory and the
-//! time of connections.
+//! time of connections; [`HttpRequests`] say which requests are served first under overload.
 
 mod api;
 mod body;
@@ -15,9 +15,11 @@ mod files;
 mod ledger;
 mod limits;
 mod listener;
+mod request_queue;
 mod response;
 mod serve;
 mod service;
+mod settings;
 
 pub use body::ResponseBody;
 pub use files::DocumentRoot;
@@ -25,3 +27,4 @@ pub use limits::HttpLimits;
 pub use listener::{HttpListener, HttpStream};
 pub use serve::{serve_http, serve_http_kernel};
 pub use service::{HttpCounters, Service};
+pub use settings::{HttpRequests, HttpSettings};

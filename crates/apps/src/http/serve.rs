@@ -14,9 +14,10 @@ use tokio::time::{Instant, sleep, timeout};
 use super::connection::Connection;
 use super::descriptors::{is_out_of_descriptors, raise_limit};
 use super::ledger::Ledger;
-use super::limits::HttpLimits;
 use super::listener::HttpListener;
+use super::request_queue::RequestQueue;
 use super::service::Service;
+use super::settings::HttpSettings;
 use crate::kernel_listener::listen_on;
 
 /// Interval at which an idle server checks its stop flag.
@@ -34,7 +35,8 @@ const FILE_DESCRIPTORS: u64 = 1;
 const KERNEL_DESCRIPTORS: u64 = 2;
 
 /// Serves HTTP on Tidegate until `stop` is set, which is noticed within 100 ms. Runs on the
-/// calling thread only. The listeners should have the options of [`HttpLimits::tcp_options`].
+/// calling thread only. The listeners should have the options of
+/// [`HttpLimits::tcp_options`](super::HttpLimits::tcp_options).
 ///
 /// Raises the process's limit of file descriptors to its hard limit.
 ///
@@ -48,7 +50,7 @@ const KERNEL_DESCRIPTORS: u64 = 2;
 /// use std::sync::atomic::AtomicBool;
 ///
 /// use tidegate::{Net, NetConfig, TcpListener};
-/// use tidegate_apps::http::{HttpLimits, Service, serve_http};
+/// use tidegate_apps::http::{HttpLimits, HttpSettings, Service, serve_http};
 ///
 /// let (device, _peer) = tidegate::mem::wire(&Default::default())?;
 /// let net = Net::open(NetConfig::new(device).address("192.0.2.1/24".parse()?))?;
@@ -56,20 +58,21 @@ const KERNEL_DESCRIPTORS: u64 = 2;
 /// let listener = TcpListener::bind_with(&net, "192.0.2.1:80", 4096, limits.tcp_options())?;
 /// let service = Arc::new(Service::new(Some(Path::new("/srv/www")), || serde_json::json!({}))?);
 /// let stop = AtomicBool::new(false);
-/// serve_http(&net, vec![listener], &service, limits, &stop)?;
+/// let settings = HttpSettings { limits, requests: None };
+/// serve_http(&net, vec![listener], &service, settings, &stop)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn serve_http(
     net: &Net,
     listeners: Vec<tidegate::TcpListener>,
     service: &Arc<Service>,
-    limits: HttpLimits,
+    settings: HttpSettings,
     stop: &AtomicBool,
 ) -> io::Result<()> {
     let driver = drive(net.clone());
     let max_connections = raise_limit(FILE_DESCRIPTORS)?;
     let listeners = listeners.into_iter().map(tidegate::tokio::TcpListener::from);
-    run(async { Ok(listeners.collect()) }, driver, service, (limits, max_connections), stop)
+    run(async { Ok(listeners.collect()) }, driver, service, (settings, max_connections), stop)
 }
 
 /// As [`serve_http`], on kernel sockets. Calls `ready` once the server listens.
@@ -79,7 +82,7 @@ pub fn serve_http(
 pub fn serve_http_kernel(
     addresses: &[SocketAddr],
     service: &Arc<Service>,
-    limits: HttpLimits,
+    settings: HttpSettings,
     stop: &AtomicBool,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
@@ -93,28 +96,34 @@ pub fn serve_http_kernel(
         ready()?;
         Ok(listeners)
     };
-    run(listeners, std::future::pending(), service, (limits, max_connections), stop)
+    run(listeners, std::future::pending(), service, (settings, max_connections), stop)
 }
 
 fn run<L: HttpListener>(
     listeners: impl Future<Output = io::Result<Vec<L>>>,
     driver: impl Future<Output = io::Result<()>> + Send + 'static,
     service: &Arc<Service>,
-    (limits, max_connections): (HttpLimits, usize),
+    (settings, max_connections): (HttpSettings, usize),
     stop: &AtomicBool,
 ) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut driver = tokio::spawn(driver);
-        let ledger = Arc::new(Ledger::new(limits.within_descriptors(max_connections)));
+        let limits = settings.limits.within_descriptors(max_connections);
+        let ledger = Arc::new(Ledger::new(limits));
+        let queue = Arc::new(RequestQueue::new());
+        queue.replace(settings.requests);
+        tokio::spawn(Arc::clone(&queue).run());
         let accepting = listeners.await?.into_iter().map(|listener| {
-            tokio::spawn(accept(listener, Arc::clone(service), Arc::clone(&ledger)))
+            let shared = (Arc::clone(service), Arc::clone(&ledger), Arc::clone(&queue));
+            tokio::spawn(accept(listener, shared))
         });
         let accepting: Vec<_> = accepting.collect();
-        let mut limits_seen = 0;
+        let mut seen = 0;
         while !stop.load(Ordering::Relaxed) {
-            if let Some(limits) = service.new_limits(&mut limits_seen) {
-                ledger.set_limits(limits.within_descriptors(max_connections));
+            if let Some(settings) = service.new_settings(&mut seen) {
+                ledger.set_limits(settings.limits.within_descriptors(max_connections));
+                queue.replace(settings.requests);
             }
             if let Ok(ended) = timeout(STOP_CHECK_INTERVAL, &mut driver).await {
                 return ended.unwrap_or_else(|error| Err(io::Error::other(error)));
@@ -137,7 +146,10 @@ fn run<L: HttpListener>(
     })
 }
 
-async fn accept<L: HttpListener>(listener: L, service: Arc<Service>, ledger: Arc<Ledger>) {
+async fn accept<L: HttpListener>(
+    listener: L,
+    (service, ledger, queue): (Arc<Service>, Arc<Ledger>, Arc<RequestQueue>),
+) {
     loop {
         let limits = ledger.limits();
         let accepted = std::future::poll_fn(|context| listener.poll_accept(context, &limits)).await;
@@ -154,6 +166,7 @@ async fn accept<L: HttpListener>(listener: L, service: Arc<Service>, ledger: Arc
         while !ledger.make_room(Instant::now()) {
             sleep(RETRY_DELAY).await;
         }
-        tokio::spawn(Connection::new(stream, peer.ip(), &service, &ledger, ledger.limits()));
+        let shared = (&service, &ledger, &queue);
+        tokio::spawn(Connection::new(stream, peer.ip(), shared, ledger.limits()));
     }
 }

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{
     ACCEPT_RANGES, CONNECTION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HOST,
-    HeaderValue, LAST_MODIFIED, LOCATION, SERVER,
+    HeaderValue, LAST_MODIFIED, LOCATION, RETRY_AFTER, SERVER,
 };
 use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode, Version};
@@ -20,8 +20,9 @@ use super::body::ResponseBody;
 use super::conditions::ConditionalOutcome;
 use super::descriptors::is_out_of_descriptors;
 use super::files::{DocumentRoot, FileEntry, FileLookup};
-use super::limits::HttpLimits;
 use super::response::{build_response, method_not_allowed, status_response};
+use super::settings::HttpSettings;
+use crate::work;
 
 /// Counters of an HTTP server. May be read while the server runs.
 #[derive(Debug, Default)]
@@ -38,6 +39,14 @@ pub struct HttpCounters {
     pub memory_bytes: AtomicU64,
     /// Responses by status class: index 0 is 1xx, index 4 is 5xx.
     pub responses: [AtomicU64; 5],
+    /// Requests that admission has refused.
+    pub refused: AtomicU64,
+    /// Sessions that admission has begun.
+    pub sessions: AtomicU64,
+    /// Requests of admitted sessions.
+    pub session_requests: AtomicU64,
+    /// Requests of admitted sessions that were refused.
+    pub session_requests_refused: AtomicU64,
 }
 
 impl HttpCounters {
@@ -70,17 +79,19 @@ type ExtraStatus = Box<dyn Fn() -> Value + Send + Sync>;
 /// symbolic link leads out of the document root.
 pub struct Service {
     document_root: RwLock<Option<Arc<DocumentRoot>>>,
-    new_limits: Mutex<NewLimits>,
+    new_settings: Mutex<NewSettings>,
     counters: HttpCounters,
     extra_status: ExtraStatus,
+    /// Work before each response, in iterations.
+    work_iterations: u64,
 }
 
-/// Limits that have replaced those of the server's start.
+/// Settings that have replaced those of the server's start.
 #[derive(Default)]
-struct NewLimits {
+struct NewSettings {
     /// Number of replacements.
     generation: u64,
-    limits: Option<HttpLimits>,
+    settings: Option<HttpSettings>,
 }
 
 /// Value of the `Allow` header for files.
@@ -99,31 +110,37 @@ impl Service {
         let document_root = root.map(DocumentRoot::open).transpose()?;
         Ok(Self {
             document_root: RwLock::new(document_root.map(Arc::new)),
-            new_limits: Mutex::default(),
+            new_settings: Mutex::default(),
             counters: HttpCounters::default(),
             extra_status: Box::new(extra_status),
+            work_iterations: 0,
         })
     }
 
-    /// Replaces the document root and the limits while the server runs. Requests in progress and
+    /// Does this many iterations of work before each response, in place of an application's work.
+    pub fn with_work(self, work_iterations: u64) -> Self {
+        Self { work_iterations, ..self }
+    }
+
+    /// Replaces the document root and the settings while the server runs. Requests in progress and
     /// open connections keep theirs.
-    pub fn replace_settings(&self, root: Option<DocumentRoot>, limits: HttpLimits) {
+    pub fn replace_settings(&self, root: Option<DocumentRoot>, settings: HttpSettings) {
         *self.document_root.write().unwrap_or_else(PoisonError::into_inner) = root.map(Arc::new);
-        let mut new = self.lock_new_limits();
+        let mut new = self.lock_new_settings();
         new.generation += 1;
-        new.limits = Some(limits);
+        new.settings = Some(settings);
     }
 
-    /// Limits that have replaced those of the `seen` generation, if any; each core of the server
+    /// Settings that have replaced those of the `seen` generation, if any; each core of the server
     /// keeps its own `seen`, 0 at first.
-    pub(super) fn new_limits(&self, seen: &mut u64) -> Option<HttpLimits> {
-        let new = self.lock_new_limits();
+    pub(super) fn new_settings(&self, seen: &mut u64) -> Option<HttpSettings> {
+        let new = self.lock_new_settings();
         let is_new = std::mem::replace(seen, new.generation) != new.generation;
-        new.limits.filter(|_| is_new)
+        new.settings.clone().filter(|_| is_new)
     }
 
-    fn lock_new_limits(&self) -> MutexGuard<'_, NewLimits> {
-        self.new_limits.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_new_settings(&self) -> MutexGuard<'_, NewSettings> {
+        self.new_settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn document_root(&self) -> Option<Arc<DocumentRoot>> {
@@ -137,8 +154,29 @@ impl Service {
 
     /// Answers one request.
     pub fn respond(&self, request: Request<Incoming>) -> Response<ResponseBody> {
-        let mut response =
-            if has_valid_host(&request) { self.route(request) } else { bad_request() };
+        if self.work_iterations > 0 {
+            work::spend(self.work_iterations);
+        }
+        self.finish(if has_valid_host(&request) { self.route(request) } else { bad_request() })
+    }
+
+    /// Refuses one request, without work for it. A body that has not arrived is not waited for.
+    pub(super) fn refuse(
+        &self,
+        request: &Request<Incoming>,
+        retry_after_s: u32,
+    ) -> Response<ResponseBody> {
+        self.counters.refused.fetch_add(1, Ordering::Relaxed);
+        let mut response = status_response(StatusCode::SERVICE_UNAVAILABLE);
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(retry_after_s));
+        if !request.body().is_end_stream() {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        self.finish(response)
+    }
+
+    /// Counts a response and names the server.
+    fn finish(&self, mut response: Response<ResponseBody>) -> Response<ResponseBody> {
         let class = usize::from(response.status().as_u16() / 100).clamp(1, 5);
         self.counters.responses[class - 1].fetch_add(1, Ordering::Relaxed);
         response.headers_mut().insert(SERVER, HeaderValue::from_static("tidegate"));
@@ -162,6 +200,10 @@ impl Service {
             "answers_3xx": count(2),
             "answers_4xx": count(3),
             "answers_5xx": count(4),
+            "refused": counters.refused.load(Ordering::Relaxed),
+            "sessions": counters.sessions.load(Ordering::Relaxed),
+            "session_requests": counters.session_requests.load(Ordering::Relaxed),
+            "session_requests_refused": counters.session_requests_refused.load(Ordering::Relaxed),
         });
         if let (Value::Object(status), Value::Object(extra)) = (&mut status, (self.extra_status)())
         {

@@ -1,5 +1,7 @@
 //! Common part of all servers: their flags, and their setup on Tidegate or on kernel sockets.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -140,6 +142,19 @@ pub(crate) fn nonzero_port(port: Option<u16>, default: u16) -> Result<u16, Failu
         Some(0) => Err("--listen 0: give the port that clients use, from 1 to 65535".into()),
         port => Ok(port.unwrap_or(default)),
     }
+}
+
+/// Returns a secret number. The standard library seeds `RandomState` from system randomness.
+pub(super) fn random_u64() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// Returns a secret key.
+pub(super) fn random_bytes() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&random_u64().to_le_bytes());
+    bytes[8..].copy_from_slice(&random_u64().to_le_bytes());
+    bytes
 }
 
 /// Server at work.
@@ -380,6 +395,11 @@ impl ServerOptions {
     /// processor of its own.
     fn has_reader_threads(&self) -> bool {
         self.readers > 1 || !self.reader_cpus.is_empty()
+    }
+
+    /// Number of threads that answer datagrams.
+    pub(super) fn thread_count(&self) -> usize {
+        self.readers.max(self.cores)
     }
 
     /// Checks the numbers and the processors of threads.

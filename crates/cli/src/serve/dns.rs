@@ -1,7 +1,5 @@
 //! `tidegate serve dns`.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,8 +9,9 @@ use tidegate_apps::MessageLimits;
 use tidegate_apps::dns::{
     CookieSecret, DnsConfig, DnsReloader, DnsServer, RateLimit, ServerIdentity, ZoneSource,
 };
+use tidegate_apps::requests::RequestPolicy;
 
-use super::common::{ServerOptions, nonzero_port};
+use super::common::{ServerOptions, nonzero_port, random_bytes, random_u64};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::output::log;
@@ -92,13 +91,18 @@ impl DnsOptions {
     }
 
     /// Returns the configuration of the server. Reads the file of the cookie secrets.
-    fn server_config(&self, seeds: Seeds) -> Result<DnsConfig, Failure> {
+    fn server_config(
+        &self,
+        seeds: Seeds,
+        requests: Option<RequestPolicy>,
+    ) -> Result<DnsConfig, Failure> {
         if self.zone.is_empty() {
             return Err("no zone to serve: give --zone ORIGIN=FILE".into());
         }
         let mut config = DnsConfig {
             zones: self.zone.iter().map(|zone| zone_source(zone)).collect(),
             hash_seed: seeds.hash,
+            requests,
             ..DnsConfig::default()
         };
         if let Some(bytes) = self.max_udp_bytes {
@@ -155,18 +159,15 @@ impl Section for DnsOptions {
     const NAME: &'static str = "dns";
 }
 
-/// Returns a secret number. The standard library seeds `RandomState` from system randomness.
-fn random_u64() -> u64 {
-    RandomState::new().hash_one(std::process::id())
-}
-
 impl DnsCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let Self { common, dns, check } = self;
         let options = config::merge_file(dns.clone(), common.config.as_deref())?;
-        let seeds = Seeds { hash: random_u64(), cookie: random_cookie_secret() };
+        let seeds = Seeds { hash: random_u64(), cookie: CookieSecret::new(random_bytes()) };
         let began = Instant::now();
-        let server = DnsServer::load(&options.server_config(seeds)?)?;
+        let threads = common.thread_count();
+        let requests = read_requests(common.config.as_deref(), threads)?;
+        let server = DnsServer::load(&options.server_config(seeds, requests)?)?;
         for warning in server.warnings() {
             log(warning);
         }
@@ -180,7 +181,8 @@ impl DnsCommand {
             return Ok(());
         }
         let port = options.port()?;
-        let part = zones_part(dns, common.config.clone(), seeds, port, server.reloader());
+        let config = common.config.clone();
+        let part = zones_part(dns, (config, threads), seeds, port, server.reloader());
         common.serve("dns", port, server, options.stream_limits(), vec![part])
     }
 }
@@ -192,24 +194,23 @@ struct Seeds {
     cookie: CookieSecret,
 }
 
-fn random_cookie_secret() -> CookieSecret {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&random_u64().to_le_bytes());
-    bytes[8..].copy_from_slice(&random_u64().to_le_bytes());
-    CookieSecret::new(bytes)
+/// Returns the classes of requests for each of so many threads.
+fn read_requests(config: Option<&Path>, threads: usize) -> Result<Option<RequestPolicy>, Failure> {
+    Ok(config::requests(config)?.map(|policy| policy.share_of(threads)))
 }
 
 /// Part of the reload that replaces the zones and the settings of section `[dns]`.
 fn zones_part(
     flags: DnsOptions,
-    config: Option<PathBuf>,
+    (config, threads): (Option<PathBuf>, usize),
     seeds: Seeds,
     port: u16,
     reloader: DnsReloader,
 ) -> ReloadPart {
     Box::new(move || {
         let options = config::merge_file(flags.clone(), config.as_deref())?;
-        let loaded = reloader.load(&options.server_config(seeds)?)?;
+        let requests = read_requests(config.as_deref(), threads)?;
+        let loaded = reloader.load(&options.server_config(seeds, requests)?)?;
         for warning in loaded.warnings() {
             log(warning);
         }

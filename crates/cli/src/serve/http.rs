@@ -3,15 +3,20 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tidegate::{Limits, Net, NetCounters};
 use tidegate_apps::ServeCounters;
-use tidegate_apps::http::{DocumentRoot, HttpLimits, Service, serve_http, serve_http_kernel};
+use tidegate_apps::http::{
+    DocumentRoot, HttpLimits, HttpRequests, HttpSettings, Service, serve_http, serve_http_kernel,
+};
+use tidegate_apps::requests::SessionSecret;
+use tidegate_apps::work::Work;
 
-use super::common::{ServerOptions, nonzero_port};
+use super::common::{ServerOptions, nonzero_port, random_bytes};
 use super::limits::{set_connections, set_memory, set_timeout};
 use crate::Failure;
 use crate::config::{self, Section};
@@ -64,6 +69,10 @@ struct HttpOptions {
     /// Timeout for silence before a request, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     idle_timeout: Option<u64>,
+    /// Approximate work before each response, in nanoseconds, in place of an application's work;
+    /// calibrated once at the start [default: 0]
+    #[arg(long, value_name = "NANOSECONDS")]
+    work_ns: Option<u64>,
 }
 
 impl Section for HttpOptions {
@@ -88,6 +97,12 @@ impl HttpOptions {
         set_timeout(&mut limits.idle_timeout, self.idle_timeout);
         Ok(limits)
     }
+
+    /// Iterations of the work before each response, calibrated on the processor of this thread.
+    fn work_iterations(&self) -> u64 {
+        let began = Instant::now();
+        Work::iterations_for(self.work_ns.unwrap_or(0), || began.elapsed().as_nanos() as u64)
+    }
 }
 
 impl HttpCommand {
@@ -95,18 +110,24 @@ impl HttpCommand {
         let Self { common, http } = self;
         let flags = http.clone();
         let options = config::merge_file(http, common.config.as_deref())?;
-        let limits = options.limits()?;
         let port = nonzero_port(options.listen, 80)?;
+        let host = common.host_options()?;
+        let on_kernel = host.io_kind() == IoKind::Kernel;
+        let source = SettingsSource {
+            flags,
+            config: common.config.clone(),
+            secret: SessionSecret::new(random_bytes()),
+            cores: if on_kernel { 1 } else { common.cores },
+        };
+        let (_, settings) = source.read()?;
         let root = options.root.as_deref();
         let at_root = |error| root_error(root, &error);
-        let host = common.host_options()?;
-        if host.io_kind() == IoKind::Kernel {
+        if on_kernel {
             let startup = common.startup(&host)?;
             host.pin()?;
             let service = Service::new(root, || json!({ "port": "kernel" })).map_err(at_root)?;
-            let service = Arc::new(service);
-            let max_memory = (1, limits.memory_bytes);
-            let part = settings_part(flags, common.config.clone(), &service, max_memory);
+            let service = Arc::new(service.with_work(options.work_iterations()));
+            let part = settings_part(source, &service, settings.limits.memory_bytes);
             let (stop, mut reload) = (startup.stop(), None);
             let addresses = host.kernel_addresses(port);
             let ready = || {
@@ -114,12 +135,11 @@ impl HttpCommand {
                 root.inspect(|root| warn_unless_accessible(root));
                 print_ready("http", &addresses, "kernel sockets")
             };
-            serve_http_kernel(&addresses, &service, limits, &stop, ready)?;
+            serve_http_kernel(&addresses, &service, settings, &stop, ready)?;
             return ServeReport::kernel("http", &served(&service)).print(common.json);
         }
-        let (json, cores) = (common.json, common.cores);
-        let limits = limits.share_of(cores);
-        let config = common.config.clone();
+        let json = common.json;
+        let limits = settings.limits;
         // Reports an error of --root before the interface is touched.
         Service::new(root, || Value::Null).map_err(at_root)?;
         let server = common.open_stream_server(
@@ -129,15 +149,40 @@ impl HttpCommand {
             Limits::default().tcp_buffer_bytes(limits.tcp_buffer_bytes()),
         )?;
         let nets = server.nets.clone();
-        let service = Arc::new(Service::new(root, move || status(&nets)).map_err(at_root)?);
-        let part = settings_part(flags, config, &service, (cores, limits.memory_bytes));
+        let service = Service::new(root, move || status(&nets)).map_err(at_root)?;
+        let service = Arc::new(service.with_work(options.work_iterations()));
+        let part = settings_part(source, &service, limits.memory_bytes);
         let mut server = server.start("http", vec![part])?;
         root.inspect(|root| warn_unless_accessible(root));
         let stop = Arc::clone(&server.stop);
         server
-            .run(|net, listeners| serve_http(net, listeners, &service, limits, &stop))
+            .run(|net, listeners| serve_http(net, listeners, &service, settings.clone(), &stop))
             .map_err(|error| host.explain(error))?;
         ServeReport::tidegate("http", &served(&service), &server.nets).print(json)
+    }
+}
+
+/// Flags and configuration file from which the settings are read, at the start and at SIGHUP.
+struct SettingsSource {
+    flags: HttpOptions,
+    config: Option<PathBuf>,
+    /// Secret of the sessions, the same over a reload.
+    secret: SessionSecret,
+    /// Cores that serve together.
+    cores: usize,
+}
+
+impl SettingsSource {
+    /// Returns the options, and the settings of each core.
+    fn read(&self) -> Result<(HttpOptions, HttpSettings), Failure> {
+        let options = config::merge_file(self.flags.clone(), self.config.as_deref())?;
+        let limits = options.limits()?.share_of(self.cores);
+        let policy = config::requests(self.config.as_deref())?;
+        let requests = policy.map(|policy| HttpRequests {
+            policy: policy.share_of(self.cores),
+            secret: self.secret,
+        });
+        Ok((options, HttpSettings { limits, requests }))
     }
 }
 
@@ -148,31 +193,29 @@ fn root_error(root: Option<&Path>, error: &io::Error) -> Failure {
     }
 }
 
-/// Part of the reload that replaces document root and limits, of each core of the server. The
+/// Part of the reload that replaces document root and settings, of each core of the server. The
 /// buffers of TCP were sized for `max_memory_bytes` on each at the start, so the memory can only
 /// become less.
 fn settings_part(
-    flags: HttpOptions,
-    config: Option<PathBuf>,
+    source: SettingsSource,
     service: &Arc<Service>,
-    (cores, max_memory_bytes): (usize, usize),
+    max_memory_bytes: usize,
 ) -> ReloadPart {
     let service = Arc::clone(service);
     Box::new(move || {
-        let options = config::merge_file(flags.clone(), config.as_deref())?;
-        let mut limits = options.limits()?.share_of(cores);
+        let (options, mut settings) = source.read()?;
         let root = options.root.as_deref();
         let document_root =
             root.map(DocumentRoot::open).transpose().map_err(|error| root_error(root, &error))?;
         let shown = root.map_or_else(|| "no files".to_owned(), |root| root.display().to_string());
         let mut report = format!("serving {shown}");
-        if limits.memory_bytes > max_memory_bytes {
-            limits.memory_bytes = max_memory_bytes;
+        if settings.limits.memory_bytes > max_memory_bytes {
+            settings.limits.memory_bytes = max_memory_bytes;
             report += "; memory stays as it was: restart the server to raise it";
         }
         let service = Arc::clone(&service);
         Ok(Box::new(move || {
-            service.replace_settings(document_root, limits);
+            service.replace_settings(document_root, settings);
             Ok(report)
         }))
     })

@@ -38,7 +38,7 @@ impl Bucket {
 
     /// True if a packet at `now_ns` is within the rate and its burst tolerance.
     #[inline(always)]
-    pub(super) fn has_room(self, now_ns: u64, rate: PacketRate) -> bool {
+    pub(crate) fn has_room(self, now_ns: u64, rate: PacketRate) -> bool {
         let PacketRate { interval_ns, burst_ns } = rate;
         self.due_ns(now_ns, interval_ns, burst_ns) <= now_ns.saturating_add(burst_ns)
     }
@@ -52,7 +52,7 @@ impl Bucket {
 
     /// Counts a packet. A packet above the rate leaves the bucket full.
     #[inline(always)]
-    pub(super) fn charge(&mut self, now_ns: u64, rate: PacketRate) {
+    pub(crate) fn charge(&mut self, now_ns: u64, rate: PacketRate) {
         let PacketRate { interval_ns, burst_ns } = rate;
         let due_ns = self.due_ns(now_ns, interval_ns, burst_ns).max(now_ns);
         let latest_ns = now_ns.saturating_add(burst_ns);

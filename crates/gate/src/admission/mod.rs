@@ -42,6 +42,7 @@ pub use packet_meta::{PacketKind, PacketMeta};
 pub use policy::{Admission, AdmissionVerdict, ClassCounters};
 pub use pressure::{BacklogMeter, Pressure};
 pub use source_share::SOURCE_BUCKETS_PER_ROW;
+pub(crate) use source_share::SourceShare;
 
 #[cfg(test)]
 mod tests;

@@ -28,7 +28,7 @@ impl SourceShare {
 
     /// True if a packet of the source is within the rate.
     #[inline]
-    pub(super) fn has_room(
+    pub(crate) fn has_room(
         &self,
         now_ns: u64,
         source: SourceId,
@@ -40,7 +40,7 @@ impl SourceShare {
 
     /// Counts a packet of the source.
     #[inline]
-    pub(super) fn charge(&mut self, now_ns: u64, source: SourceId, class: usize, rate: PacketRate) {
+    pub(crate) fn charge(&mut self, now_ns: u64, source: SourceId, class: usize, rate: PacketRate) {
         let indices = self.indices(source, class);
         let PacketRate { interval_ns, burst_ns } = rate;
         let mut bucket = self.bucket(now_ns, indices, rate);

@@ -28,6 +28,7 @@ pub(crate) mod report;
 mod result_file;
 mod ring;
 mod router;
+mod sessions;
 mod soak;
 pub(crate) mod summary;
 mod sweep;
@@ -147,6 +148,9 @@ pub(crate) enum Lab {
     /// NSD under a flood from unknown sources, with and without `tidegate guard`: answers to a
     /// known source
     Guard(guard::GuardLab),
+    /// Sessions of several requests to a web server at up to ten times its capacity, with and without
+    /// admission of requests: sessions served to their end
+    Sessions(sessions::SessionsLab),
     /// Maximum loss-free receive rate of a server, compared with the kernel's
     Mlfrr(mlfrr::MlfrrLab),
     /// Concurrent reads of /dev/zero, a FIFO and a UDP socket, and null system calls:
@@ -249,6 +253,7 @@ impl Lab {
             Lab::Protect(lab) => lab.run(),
             Lab::WebServer(lab) => lab.run(),
             Lab::Guard(lab) => lab.run(),
+            Lab::Sessions(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),
             Lab::Nfs(lab) => lab.run(),
             Lab::ConcurrentReads(lab) => lab.run(),

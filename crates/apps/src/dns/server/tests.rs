@@ -12,6 +12,7 @@ use super::super::synthetic::Question;
 use super::super::zone::Zone;
 use super::*;
 
+mod admission;
 mod floods;
 
 const CLIENTS: [&str; 2] = ["192.0.2.9:4000", "[2001:db8::9]:4000"];

@@ -9,6 +9,8 @@ use tokio::time::timeout;
 use super::*;
 use crate::http::limits::MIN_SEND_BUFFER_BYTES;
 
+mod admission;
+
 /// Bytes that a [`TestStream`] takes in each direction before the other side reads.
 const PIPE_BYTES: usize = 64 << 10;
 
@@ -65,6 +67,7 @@ impl AsyncWrite for TestStream {
 struct Server {
     service: Arc<Service>,
     ledger: Arc<Ledger>,
+    queue: Arc<RequestQueue>,
     limits: HttpLimits,
     _folder: tempfile::TempDir,
 }
@@ -83,7 +86,8 @@ impl Server {
         file.set_len(10 << 20).unwrap();
         let service = Service::new(Some(folder.path()), || serde_json::json!({})).unwrap();
         let ledger = Arc::new(Ledger::new(limits));
-        Self { service: Arc::new(service), ledger, limits, _folder: folder }
+        let queue = Arc::new(RequestQueue::new());
+        Self { service: Arc::new(service), ledger, queue, limits, _folder: folder }
     }
 
     fn connect_from(&self, peer: &str) -> Client {
@@ -101,8 +105,8 @@ impl Server {
             is_reset: Arc::clone(&client.is_reset),
         };
         let peer = peer.parse().unwrap();
-        let connection = Connection::new(stream, peer, &self.service, &self.ledger, self.limits);
-        tokio::spawn(connection);
+        let shared = (&self.service, &self.ledger, &self.queue);
+        tokio::spawn(Connection::new(stream, peer, shared, self.limits));
         client
     }
 
@@ -267,7 +271,7 @@ async fn each_phase_has_its_time_limit() {
     let mut head = server.connect();
     for _ in 0..3 {
         head.send("X").await;
-        tokio::time::sleep(Duration::from_millis(999)).await;
+        sleep(Duration::from_millis(999)).await;
     }
     let (response, after) = head.end().await;
     assert!(response.starts_with("HTTP/1.1 408"), "{response}");
@@ -275,7 +279,7 @@ async fn each_phase_has_its_time_limit() {
 
     let mut body = server.connect();
     body.send("POST /api/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\nabc").await;
-    tokio::time::sleep(seconds(4)).await;
+    sleep(seconds(4)).await;
     body.send("def").await;
     assert_eq!(body.end().await.1, seconds(1));
     assert!(body.is_reset.load(Ordering::Relaxed));
@@ -284,7 +288,7 @@ async fn each_phase_has_its_time_limit() {
     write.send("GET /large HTTP/1.1\r\nHost: x\r\n\r\n").await;
     let began = Instant::now();
     while !write.is_reset.load(Ordering::Relaxed) {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        sleep(Duration::from_millis(500)).await;
     }
     assert_eq!(began.elapsed().as_secs(), 7);
     assert_eq!(server.count(|counters| &counters.timed_out), 5);
@@ -299,7 +303,7 @@ async fn progress_extends_the_time_for_a_response_and_a_body() {
     let mut buf = vec![0; 128 << 10];
     loop {
         // 4 KiB a second and more.
-        tokio::time::sleep(Duration::from_secs(20)).await;
+        sleep(Duration::from_secs(20)).await;
         match reader.io.read(&mut buf).await.unwrap() {
             0 => break,
             len => received += len,
@@ -311,7 +315,7 @@ async fn progress_extends_the_time_for_a_response_and_a_body() {
     writer.send("POST /api/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 320000\r\n\r\n").await;
     let mut echoed = 0;
     for _ in 0..10 {
-        tokio::time::sleep(Duration::from_secs(20)).await;
+        sleep(Duration::from_secs(20)).await;
         writer.io.write_all(&[b'a'; 32_000]).await.unwrap();
         while let Ok(len) = timeout(Duration::from_millis(1), writer.io.read(&mut buf)).await {
             echoed += len.unwrap();
@@ -330,14 +334,14 @@ async fn a_client_that_does_not_read_holds_little() {
         client.send("GET /large HTTP/1.1\r\nHost: x\r\n\r\n").await;
         clients.push(client);
     }
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    sleep(Duration::from_millis(10)).await;
     let held = server.count(|counters| &counters.memory_bytes);
     assert!((6_000 << 10..40_000 << 10).contains(&held), "{held}");
     let mut other = server.connect_from("192.0.2.2");
     other.send(STATUS).await;
     assert!(other.response().await.starts_with("HTTP/1.1 200"));
     drop((clients, other));
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    sleep(Duration::from_millis(10)).await;
     assert_eq!(server.count(|counters| &counters.memory_bytes), 0);
     assert_eq!(server.count(|counters| &counters.connections_open), 0);
 }
@@ -348,7 +352,7 @@ async fn body_that_waits_in_hyper_counts() {
     // With the smallest send buffer, pieces of a file are small: hyper takes several.
     let mut client = server.connect_through("192.0.2.1", MIN_SEND_BUFFER_BYTES as usize);
     client.send("GET /large HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    sleep(Duration::from_millis(10)).await;
     let held = server.count(|counters| &counters.memory_bytes);
     assert!(held >= (CONNECTION_BYTES + READ_BUFFER_BYTES + (8 << 10)) as u64, "{held}");
 }
@@ -390,9 +394,9 @@ async fn under_pressure_the_heaviest_source_loses_stalled_connections() {
         client.queued_bytes.store(32 << 10, Ordering::Relaxed);
         client.send("GET /large HTTP/1.1\r\nHost: x\r\n\r\n").await;
         hostile.push(client);
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        sleep(Duration::from_millis(10)).await;
     }
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    sleep(Duration::from_secs(2)).await;
     let evicted = server.count(|counters| &counters.evicted);
     assert!((20..80).contains(&evicted), "{evicted}");
     assert!(server.count(|counters| &counters.memory_bytes) <= 4 << 20);
@@ -414,13 +418,13 @@ async fn closing_waits_for_acknowledgements() {
         client.send("GET /api/status HTTP/1.0\r\n\r\n").await;
         let (response, after) = client.end().await;
         assert!(response.starts_with("HTTP/1.0 200") && after == Duration::ZERO, "{response}");
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        sleep(Duration::from_secs(1)).await;
         if acknowledges {
             client.queued_bytes.store(0, Ordering::Relaxed);
         }
         let began = Instant::now();
         while server.count(|counters| &counters.connections_open) > 0 {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            sleep(Duration::from_millis(100)).await;
         }
         let after = began.elapsed().as_secs() + 1;
         assert!((open_for..=open_for + 1).contains(&after), "{after}");
@@ -436,12 +440,12 @@ async fn stop_finishes_requests_and_ends_idle_connections() {
     idle.response().await;
     let mut busy = server.connect();
     busy.send("POST /api/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nabc").await;
-    tokio::time::sleep(Duration::from_millis(1)).await;
+    sleep(Duration::from_millis(1)).await;
     server.ledger.stop();
     assert_eq!(idle.end().await, (String::new(), Duration::ZERO));
     busy.send("def").await;
     let (response, _) = busy.end().await;
     assert!(response.ends_with("abcdef"), "{response}");
-    tokio::time::sleep(Duration::from_millis(1)).await;
+    sleep(Duration::from_millis(1)).await;
     assert_eq!(server.ledger.connections(), 0);
 }

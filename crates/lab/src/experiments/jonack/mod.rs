@@ -4,4 +4,5 @@ pub mod guard;
 mod load_levels;
 pub mod mlfrr;
 pub mod protect;
+pub mod sessions;
 pub mod web_server;
