@@ -7,7 +7,8 @@ use std::str::FromStr;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
-use tidegate::gate::admission;
+use tidegate::NetConfig;
+use tidegate::gate::{admission, transmit};
 
 use crate::Failure;
 
@@ -22,6 +23,7 @@ struct ConfigFile {
     nfs: toml::Table,
     gate: toml::Table,
     admission: Option<admission::Config>,
+    transmit: Option<transmit::Config>,
 }
 
 /// Options that the configuration file holds in one section.
@@ -122,6 +124,34 @@ pub(crate) fn admission(
 ) -> Result<Option<admission::Config>, Failure> {
     let classes = path.map(read).transpose()?.and_then(|file| file.admission);
     Ok(classes.or_else(|| flag.then(admission::Config::default)))
+}
+
+/// Adds the transmit classes of section `[transmit]` of the file, if it has one.
+///
+/// # Errors
+/// When the file cannot be read or has an error. The message has the path of the file and, for
+/// TOML errors, the line and column where known.
+pub(crate) fn with_transmit_classes(
+    net: NetConfig,
+    path: Option<&Path>,
+) -> Result<NetConfig, Failure> {
+    Ok(match transmit_classes(path)? {
+        Some(classes) => net.transmit(classes),
+        None => net,
+    })
+}
+
+/// Returns the transmit classes of section `[transmit]` of the file, if it has one.
+///
+/// # Errors
+/// As [`with_transmit_classes`].
+pub(crate) fn transmit_classes(path: Option<&Path>) -> Result<Option<transmit::Config>, Failure> {
+    let Some(path) = path else { return Ok(None) };
+    let classes = read(path)?.transmit;
+    if let Some(classes) = &classes {
+        classes.check().map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(classes)
 }
 
 fn read(path: &Path) -> Result<ConfigFile, Failure> {

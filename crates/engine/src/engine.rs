@@ -205,7 +205,7 @@ impl Engine {
     pub fn poll(&mut self) -> io::Result<usize> {
         self.read_clock();
         // The device may poll for frames first.
-        if !self.stack.transmit_queue().is_empty() {
+        if self.has_output() {
             self.flush()?;
         }
         self.gate.on_all_ready();
@@ -227,7 +227,7 @@ impl Engine {
         self.update_admission()?;
         // The transmit ring had its turn: frames are left only if timers made them or the device
         // was full.
-        if !self.stack.transmit_queue().is_empty() {
+        if self.has_output() {
             self.flush()?;
         }
         Ok(received)
@@ -382,8 +382,17 @@ impl Engine {
     /// # Errors
     /// If the device is no longer usable.
     pub fn flush(&mut self) -> io::Result<()> {
+        if self.stack.has_transmit_classes() {
+            self.stack.take_turns(self.now_ns, &mut self.arena);
+        }
         self.device.transmit(&mut self.arena, self.stack.transmit_queue())?;
         Ok(())
+    }
+
+    /// True if [`Engine::flush`] may have frames to pass on.
+    #[inline]
+    fn has_output(&mut self) -> bool {
+        !self.stack.transmit_queue().is_empty() || self.stack.has_transmit_classes()
     }
 
     /// Returns the next socket event. Neighbour requests and confirmed peers are handled here and
@@ -548,7 +557,8 @@ impl Engine {
         let now_ns = self.read_clock();
         let retry_ns = (!self.stack.transmit_queue().is_empty()).then_some(TRANSMIT_RETRY_NS);
         let timer_ns = self.stack.next_timeout().map(|at_ns| at_ns.saturating_sub(now_ns));
-        timer_ns.into_iter().chain(retry_ns).min()
+        let turn_ns = self.stack.next_turn_ns().map(|at_ns| at_ns.saturating_sub(now_ns));
+        timer_ns.into_iter().chain(retry_ns).chain(turn_ns).min()
     }
 
     /// The gate, which schedules receive and transmit work.

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use tidegate_device::sharded::PortSharing;
 use tidegate_device::steering::TransportProtocol;
+use tidegate_gate::transmit::Program;
 use tidegate_stack::{Stack, TcpId, TcpListenerId, UdpId};
 
 /// Transport protocol in a snapshot.
@@ -92,6 +93,13 @@ pub struct Identity {
     pub uid: u32,
     /// Name the application gives itself.
     pub name: String,
+}
+
+impl Identity {
+    /// The application as rules of transmit classes name it.
+    pub(in crate::daemon) fn as_program(&self) -> Program<'_> {
+        Program { name: &self.name, user: self.uid }
+    }
 }
 
 impl fmt::Display for Identity {

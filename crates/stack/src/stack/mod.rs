@@ -338,7 +338,18 @@ impl Stack {
     /// Transmit queue of the device, oldest frame first. Take frames from the front.
     #[inline]
     pub fn transmit_queue(&mut self) -> &mut Fifo<Frame> {
-        &mut self.interface.transmit
+        match &mut self.interface.transmit_classes {
+            None => &mut self.interface.transmit,
+            Some(classes) => classes.ready(),
+        }
+    }
+
+    /// Number of frames that the stack has made and the device has not taken. With transmit classes,
+    /// those that wait for their turn do not count.
+    #[inline]
+    pub fn frames_to_send(&self) -> usize {
+        let classes = self.interface.transmit_classes.as_deref();
+        self.interface.transmit.len() + classes.map_or(0, |classes| classes.ready_len())
     }
 
     /// Frames that the stack sends to its own addresses, oldest first. Pass them to
