@@ -205,7 +205,7 @@ impl Engine {
     pub fn poll(&mut self) -> io::Result<usize> {
         self.read_clock();
         // The device may poll for frames first.
-        if self.has_output() {
+        if self.stack.has_output() {
             self.flush()?;
         }
         self.gate.on_all_ready();
@@ -227,7 +227,7 @@ impl Engine {
         self.update_admission()?;
         // The transmit ring had its turn: frames are left only if timers made them or the device
         // was full.
-        if self.has_output() {
+        if self.stack.has_output() {
             self.flush()?;
         }
         Ok(received)
@@ -383,16 +383,17 @@ impl Engine {
     /// If the device is no longer usable.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.stack.has_transmit_classes() {
-            self.stack.take_turns(self.now_ns, &mut self.arena);
+            return self.flush_by_class();
         }
         self.device.transmit(&mut self.arena, self.stack.transmit_queue())?;
         Ok(())
     }
 
-    /// True if [`Engine::flush`] may have frames to pass on.
-    #[inline]
-    fn has_output(&mut self) -> bool {
-        !self.stack.transmit_queue().is_empty() || self.stack.has_transmit_classes()
+    #[cold]
+    fn flush_by_class(&mut self) -> io::Result<()> {
+        self.stack.take_turns(self.now_ns, &mut self.arena);
+        self.device.transmit(&mut self.arena, self.stack.transmit_queue())?;
+        Ok(())
     }
 
     /// Returns the next socket event. Neighbour requests and confirmed peers are handled here and

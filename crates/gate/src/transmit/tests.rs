@@ -243,7 +243,7 @@ proptest! {
         for (at, &(_, _, mbps)) in ceilings.iter().enumerate() {
             let bps = mbps.map_or(GIGABIT, |mbps| mbps * 1_000_000);
             // The last frame leaves before its time is over.
-            let burst_ns = 200_000 + 9000 * 8_000_000_000 / bps;
+            let burst_ns = 1_000_000 + 9000 * 8_000_000_000 / bps;
             let max_bits = (elapsed_ns + burst_ns) as u128 * bps as u128 / 1_000_000_000;
             prop_assert!((sent_bytes[at] * 8) as u128 <= max_bits + 8 * 9000, "class {}", at);
         }

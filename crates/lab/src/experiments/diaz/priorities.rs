@@ -40,7 +40,7 @@ const BULK_CONNECTIONS: [usize; 2] = [1, 8];
 /// Target of the figure `small_answer_p99_ratio`.
 pub const MAX_P99_RATIO: f64 = 1.5;
 
-/// What orders the frames of the server.
+/// Order of the frames that the server sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Queue {
     /// Tidegate's transmit classes: answers have the better rank.
@@ -244,13 +244,13 @@ impl Testbed {
     /// Runs bulk senders for `seconds`; returns their goodput in Gb/s.
     fn send_bulk(
         &self,
-        server: &Server,
+        prefix: &[OsString],
         connections: usize,
         seconds: f64,
     ) -> Result<f64, LabError> {
         let client_address = client(Family::V4).to_string();
         let mut command = self.pair.b.namespace.command_on_core(self.server_core, "env");
-        command.args(&server.prefix).args(["iperf3", "--json", "--client", &client_address]);
+        command.args(prefix).args(["iperf3", "--json", "--client", &client_address]);
         command.args(["--parallel", &connections.to_string()]);
         command.args(["--time", &format!("{}", seconds.ceil()), "--omit", "1"]);
         let result = output(&mut command, "iperf3")?;
@@ -271,10 +271,11 @@ impl Testbed {
     ) -> Result<Run, LabError> {
         let target =
             SocketAddr::new(self::server(messages.family, server.queue.is_kernel()), ECHO_PORT);
+        let prefix = &server.prefix;
         thread::scope(|scope| {
             let bulk_seconds = seconds + BULK_START.as_secs_f64();
             let sender =
-                (bulk > 0).then(|| scope.spawn(move || self.send_bulk(server, bulk, bulk_seconds)));
+                (bulk > 0).then(|| scope.spawn(move || self.send_bulk(prefix, bulk, bulk_seconds)));
             if sender.is_some() {
                 // The first second of the bulk senders does not count.
                 thread::sleep(BULK_START);
@@ -284,7 +285,7 @@ impl Testbed {
                 exchange(messages, target, seconds).map_err(LabError::io("the client failed"))
             };
             let (latency, lost) = self.pair.a.namespace.enter(client)??;
-            let bulk_gbps = match sender.map(|sender| sender.join()) {
+            let bulk_gbps = match sender.map(thread::ScopedJoinHandle::join) {
                 Some(Ok(goodput)) => goodput?,
                 Some(Err(panic)) => std::panic::resume_unwind(panic),
                 None => 0.0,
@@ -459,7 +460,7 @@ pub fn run(config: &TcpLabConfig, quick: bool) -> Result<Experiment, LabError> {
             let server = testbed.start(of_queue[0].queue)?;
             let mut bulk_alone = [0.0; BULK_CONNECTIONS.len()];
             for (bulk, goodput) in BULK_CONNECTIONS.into_iter().zip(&mut bulk_alone) {
-                *goodput = testbed.send_bulk(&server, bulk, config.seconds)?;
+                *goodput = testbed.send_bulk(&server.prefix, bulk, config.seconds)?;
             }
             for case in of_queue {
                 let measure = |bulk| testbed.measure(&server, case.messages, bulk, config.seconds);

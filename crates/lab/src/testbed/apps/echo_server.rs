@@ -25,10 +25,11 @@ async fn serve(port: u16) -> io::Result<()> {
     // Both families.
     let (listener, socket) =
         (TcpListener::bind(("::", port)).await?, UdpSocket::bind(("::", port)).await?);
-    tokio::try_join!(accept_all(&listener), echo_datagrams(&socket)).map(drop)
+    tokio::spawn(echo_datagrams(socket));
+    accept_all(&listener).await
 }
 
-async fn echo_datagrams(socket: &UdpSocket) -> io::Result<()> {
+async fn echo_datagrams(socket: UdpSocket) {
     let mut buf = [0; 4096];
     loop {
         // Errors are those of datagrams that were sent before.

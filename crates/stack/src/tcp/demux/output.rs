@@ -92,7 +92,9 @@ impl TcpTable {
         }
         self.reclaim_memory(&mut interface.counters, now_ns);
         self.wake_memory_waiters(now_ns);
-        self.resume_unblocked(interface);
+        if interface.transmit_classes.is_some() {
+            self.resume_unblocked(interface);
+        }
         if self.pending.is_empty() {
             return;
         }
@@ -172,7 +174,7 @@ impl TcpTable {
     }
 
     /// Gives the connections whose flows have space again their turns.
-    #[inline]
+    #[cold]
     fn resume_unblocked(&mut self, interface: &mut Interface) {
         let Some(classes) = &mut interface.transmit_classes else { return };
         while let Some(index) = classes.take_unblocked() {
