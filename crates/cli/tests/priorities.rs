@@ -2,15 +2,13 @@
 
 mod support;
 
-use std::io::{ErrorKind, Read};
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use support::run::Daemon;
-use support::{
-    CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, is_root, tidegate,
-};
+use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, files, is_root, tidegate};
 
 const PORT: u16 = 7777;
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -40,24 +38,35 @@ fn read_arrived(stream: &mut TcpStream) -> usize {
     }
 }
 
-/// Bytes of a bulk sender that arrive between ten requests and their answers.
-fn bulk_bytes_before_answers(server: SocketAddr, client: IpAddr) -> Vec<usize> {
-    let mut bulk = TcpStream::connect(server).unwrap();
-    bulk.set_read_timeout(Some(TIMEOUT)).unwrap();
+/// Sends a request for a file.
+fn get(stream: &mut TcpStream, file: &str) {
+    write!(stream, "GET /{file} HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+}
+
+/// Bytes of a large file that arrive between ten requests for a small one and their answers.
+fn bulk_bytes_before_answers(server: SocketAddr) -> Vec<usize> {
+    let connect = || {
+        let stream = TcpStream::connect(server).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    };
+    let (mut bulk, mut small) = (connect(), connect());
+    get(&mut bulk, "large");
     bulk.read_exact(&mut vec![0; WARM_UP_BYTES]).unwrap();
     bulk.set_nonblocking(true).unwrap();
-    let socket = UdpSocket::bind(SocketAddr::new(client, 0)).unwrap();
-    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-    socket.connect(server).unwrap();
-    let exchange = |number: u8| {
+    let mut ask = || {
         read_arrived(&mut bulk);
-        socket.send(&[number; 64]).unwrap();
-        let mut answer = [0; 100];
-        assert_eq!(socket.recv(&mut answer).unwrap(), 64);
-        assert_eq!(answer[..64], [number; 64]);
+        get(&mut small, "small");
+        let (mut answer, mut buf) = (Vec::new(), [0; 2000]);
+        while !answer.ends_with(b"high water\n") {
+            let bytes = small.read(&mut buf).unwrap();
+            assert!(bytes > 0, "the server closes the connection");
+            answer.extend_from_slice(&buf[..bytes]);
+        }
         read_arrived(&mut bulk)
     };
-    (0..10).map(exchange).collect()
+    (0..10).map(|_| ask()).collect()
 }
 
 /// Packets in the queue of the server's device.
@@ -74,7 +83,9 @@ fn small_answer_overtakes_a_bulk_sender_of_the_same_server() {
         return;
     }
     let (_folder, path) = config_file(&format!("[transmit]\nceiling-bps = {LINK_BPS}\n"));
-    let flags = ["echo", "--listen", "7777", "--tcp", "--source", "--config"];
+    let files = files();
+    let root = files.path().to_str().unwrap();
+    let flags = ["http", "--listen", "7777", "--root", root, "--config"];
     for kind in [DeviceKind::Xdp, DeviceKind::Packet] {
         let testbed = Testbed::new(kind);
         if kind == DeviceKind::Packet {
@@ -85,9 +96,9 @@ fn small_answer_overtakes_a_bulk_sender_of_the_same_server() {
             assert!(tc.args(tbf).status().unwrap().success());
         }
         let server = testbed.serve(kind, &[&flags[..], &[path.to_str().unwrap()]].concat());
-        for (client, address) in [(CLIENT_V4, SERVER_V4), (CLIENT_V6, SERVER_V6)] {
+        for address in [SERVER_V4, SERVER_V6] {
             let server = SocketAddr::new(address.parse().unwrap(), PORT);
-            let exchange = || bulk_bytes_before_answers(server, client.parse().unwrap());
+            let exchange = || bulk_bytes_before_answers(server);
             let mut bytes = testbed.client().enter(exchange).unwrap();
             bytes.sort_unstable();
             assert!(bytes[bytes.len() / 2] <= MAX_BULK_BYTES, "{kind:?} {address}: {bytes:?}");

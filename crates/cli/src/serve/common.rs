@@ -266,7 +266,8 @@ impl ServerOptions {
         report.print(self.json)
     }
 
-    /// Adds the admission classes and the transmit classes, if any. Admission raises the priority of the process.
+    /// Adds the admission classes and the transmit classes, if any. Admission raises the priority of
+    /// the process.
     fn with_classes(&self, net: NetConfig) -> Result<NetConfig, Failure> {
         let net = config::with_transmit_classes(net, self.config.as_deref())?;
         Ok(match config::admission(self.admission, self.config.as_deref())? {
