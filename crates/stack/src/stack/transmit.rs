@@ -9,7 +9,7 @@ use crate::transmit::TransmitClasses;
 
 impl Stack {
     /// Sorts the frames to send into classes from now on, and sends them in turn. Call
-    /// [`Stack::take_turns`] before [`Stack::transmit_queue`].
+    /// this once, before the first frame, and [`Stack::take_turns`] before [`Stack::transmit_queue`].
     ///
     /// # Errors
     /// [`ConfigError`] if the settings are invalid.
