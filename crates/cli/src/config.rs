@@ -7,7 +7,8 @@ use std::str::FromStr;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
-use tidegate::gate::admission;
+use tidegate::NetConfig;
+use tidegate::gate::{admission, transmit};
 use tidegate_apps::requests::{RequestPolicy, RequestsConfig};
 
 use crate::Failure;
@@ -24,6 +25,7 @@ struct ConfigFile {
     gate: toml::Table,
     admission: Option<admission::Config>,
     requests: Option<RequestsConfig>,
+    transmit: Option<transmit::Config>,
 }
 
 /// Options that the configuration file holds in one section.
@@ -134,6 +136,34 @@ pub(crate) fn requests(path: Option<&Path>) -> Result<Option<RequestPolicy>, Fai
     let Some(path) = path else { return Ok(None) };
     let policy = read(path)?.requests.map(|requests| requests.compile()).transpose();
     Ok(policy.map_err(|error| format!("{}: section [requests]: {error}", path.display()))?)
+}
+
+/// Adds the transmit classes of section `[transmit]` of the file, if it has one.
+///
+/// # Errors
+/// When the file cannot be read or has an error. The message has the path of the file and, for
+/// TOML errors, the line and column where known.
+pub(crate) fn with_transmit_classes(
+    net: NetConfig,
+    path: Option<&Path>,
+) -> Result<NetConfig, Failure> {
+    Ok(match transmit_classes(path)? {
+        Some(classes) => net.transmit(classes),
+        None => net,
+    })
+}
+
+/// Returns the transmit classes of section `[transmit]` of the file, if it has one.
+///
+/// # Errors
+/// As [`with_transmit_classes`].
+pub(crate) fn transmit_classes(path: Option<&Path>) -> Result<Option<transmit::Config>, Failure> {
+    let Some(path) = path else { return Ok(None) };
+    let classes = read(path)?.transmit;
+    if let Some(classes) = &classes {
+        classes.check().map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(classes)
 }
 
 fn read(path: &Path) -> Result<ConfigFile, Failure> {

@@ -64,9 +64,11 @@ fn shell_commands_work() {
 /// The configuration file is valid: the only error is the missing zone file.
 #[test]
 fn configuration_file_is_valid() {
-    let pages = [read("docs/getting-started.md"), read("docs/admission.md")];
+    let pages = ["getting-started", "admission", "priorities"];
+    let pages = pages.map(|page| read(&format!("docs/{page}.md")));
     let toml: Vec<_> = pages.iter().flat_map(|page| blocks(page, "toml")).collect();
     assert!(toml.contains(&"[host]") && toml.contains(&"[[admission.class]]"), "{toml:?}");
+    assert!(toml.contains(&"[[transmit.class]]"), "{toml:?}");
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), toml.join("\n")).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))

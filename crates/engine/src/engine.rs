@@ -214,7 +214,7 @@ impl Engine {
     pub fn poll(&mut self) -> io::Result<usize> {
         self.read_clock();
         // The device may poll for frames first.
-        if !self.stack.transmit_queue().is_empty() {
+        if self.stack.has_output() {
             self.flush()?;
         }
         self.gate.on_all_ready();
@@ -236,7 +236,7 @@ impl Engine {
         self.update_admission()?;
         // The transmit ring had its turn: frames are left only if timers made them or the device
         // was full.
-        if !self.stack.transmit_queue().is_empty() {
+        if self.stack.has_output() {
             self.flush()?;
         }
         Ok(received)
@@ -391,6 +391,16 @@ impl Engine {
     /// # Errors
     /// If the device is no longer usable.
     pub fn flush(&mut self) -> io::Result<()> {
+        if self.stack.has_transmit_classes() {
+            return self.flush_by_class();
+        }
+        self.device.transmit(&mut self.arena, self.stack.transmit_queue())?;
+        Ok(())
+    }
+
+    #[cold]
+    fn flush_by_class(&mut self) -> io::Result<()> {
+        self.stack.take_turns(self.now_ns, &mut self.arena);
         self.device.transmit(&mut self.arena, self.stack.transmit_queue())?;
         Ok(())
     }
@@ -557,7 +567,8 @@ impl Engine {
         let now_ns = self.read_clock();
         let retry_ns = (!self.stack.transmit_queue().is_empty()).then_some(TRANSMIT_RETRY_NS);
         let timer_ns = self.stack.next_timeout().map(|at_ns| at_ns.saturating_sub(now_ns));
-        timer_ns.into_iter().chain(retry_ns).min()
+        let turn_ns = self.stack.next_turn_ns().map(|at_ns| at_ns.saturating_sub(now_ns));
+        timer_ns.into_iter().chain(retry_ns).chain(turn_ns).min()
     }
 
     /// The gate, which schedules receive and transmit work.

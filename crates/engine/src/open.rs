@@ -12,7 +12,7 @@ use tidegate_device::packet::PacketError;
 use tidegate_device::tap::TapError;
 #[cfg(feature = "xdp")]
 use tidegate_device::xdp::XdpError;
-use tidegate_gate::{Mode, Settings, admission};
+use tidegate_gate::{Mode, Settings, admission, transmit};
 use tidegate_memory::{ArenaConfig, ArenaError, FrameSize};
 use tidegate_stack::{AddressOwnership, AddressProbe, ConfigError, Limits, RestoreError, Route};
 use tidegate_wire::{IpCidr, MacAddr};
@@ -51,6 +51,7 @@ pub struct NetConfig {
     pub(crate) lock_statistics: bool,
     pub(crate) kernel_ports_bound: bool,
     pub(crate) admission: Option<admission::Config>,
+    pub(crate) transmit: Option<transmit::Config>,
     pub(crate) seed: Option<[u8; 16]>,
     pub(crate) clock: Clock,
 }
@@ -80,6 +81,7 @@ impl NetConfig {
             lock_statistics: false,
             kernel_ports_bound: false,
             admission: None,
+            transmit: None,
             seed: None,
             clock: Clock::new(),
         }
@@ -163,6 +165,14 @@ impl NetConfig {
     #[must_use]
     pub fn admission(mut self, admission: admission::Config) -> Self {
         self.admission = Some(admission);
+        self
+    }
+
+    /// Sends frames by classes: which go first while the link is slower than its senders. Each of
+    /// several cores gets an equal part of the ceilings.
+    #[must_use]
+    pub fn transmit(mut self, transmit: transmit::Config) -> Self {
+        self.transmit = Some(transmit);
         self
     }
 
@@ -285,6 +295,9 @@ pub enum OpenError {
         .0.name()
     )]
     AdmissionNeedsPolling(Mode),
+    /// The configuration of the transmit classes is invalid.
+    #[error(transparent)]
+    Transmit(#[from] transmit::ConfigError),
     /// Neither an own nor a shared address is configured.
     #[error("no address: give the stack an own address, or share the kernel's")]
     NoAddress,

@@ -206,6 +206,9 @@ impl PreparedEngine {
         let clock = config.clock;
         let stack_config = stack_config(&config, &*device, seed);
         let mut stack = stack(stack_config, clock.now_ns(), &mut arena)?;
+        if let Some(transmit) = &config.transmit {
+            stack.set_transmit_classes(transmit)?;
+        }
         if let Some(mut interim_device) = interim_device {
             drain_device(&mut *interim_device, &mut arena, |burst, arena| {
                 stack.handle_burst(clock.now_ns(), burst, arena);

@@ -61,6 +61,8 @@ impl PreparedEngines {
                 open_hook: None,
             });
         }
+        // Cores share no state, so each has a part of the link.
+        config.transmit = config.transmit.map(|transmit| transmit.divided(cores));
         let secondaries = (1..cores).map(|_| secondary_config(&config)).collect();
         let open_hook = config.open_hook.take();
         let (sender, receiver) = mpsc::channel();
@@ -238,6 +240,7 @@ fn secondary_config(config: &NetConfig) -> NetConfig {
         kernel_ports_bound: config.kernel_ports_bound,
         // The primary core refuses frames for all cores.
         admission: None,
+        transmit: config.transmit.clone(),
         // Each core chooses its own ports.
         seed: None,
         // Migrated sockets keep their times.

@@ -1,4 +1,4 @@
-//! Receive scheduling and admission control.
+//! Receive scheduling, admission control and transmit classes.
 //!
 //! The gate decides when to poll for packets, how many to take, and which to refuse. It does no
 //! I/O and has no clock. The engine and the simulator pass it the time, ask it for the next
@@ -20,6 +20,7 @@ pub mod requests;
 mod schedule;
 #[cfg(feature = "serde")]
 mod serialize;
+pub mod transmit;
 
 pub use config::{Config, ConfigError, Mode, Quota, Settings};
 pub use cpu_share::CpuShare;

@@ -19,6 +19,7 @@ use crate::neighbour::{AddressTimers, NeighbourCache};
 use crate::ports::ReservedPorts;
 use crate::random::SecretRng;
 use crate::rate_limit::{IcmpErrorLimiter, TokenBucket};
+use crate::transmit::TransmitClasses;
 use crate::{AddressConflict, AddressOwnership, Config, Counters, Event, Limits, Route};
 
 /// Link, neighbours, IP and ICMP of one interface, with the queues, counters and events that all
@@ -52,6 +53,8 @@ pub(crate) struct Interface {
     pub(crate) plain_link: PlainLink,
     pub(crate) forwarding: Forwarding,
     pub(crate) transmit: Fifo<Frame>,
+    /// Classes that frames of `transmit` wait in; `None` if they leave in their order.
+    pub(crate) transmit_classes: Option<Box<TransmitClasses>>,
     /// Frames that the stack sends to its own addresses.
     pub(crate) loopback: Fifo<Frame>,
     pub(crate) events: VecDeque<Event>,
@@ -106,6 +109,7 @@ impl Interface {
             plain_link: PlainLink::new(config.medium, config.mac, config.vlan),
             forwarding: Forwarding::new(config.forwarding),
             transmit: Fifo::with_capacity(limits.transmit_frames.min(1 << 16)),
+            transmit_classes: None,
             loopback: Fifo::new(),
             events: VecDeque::new(),
             queued_address_events: HashSet::new(),
@@ -168,6 +172,9 @@ impl Interface {
         let queued = self.neighbours.drain().chain(self.transmit.drain(..));
         let queued = queued.chain(self.loopback.drain(..)).chain(self.forwarding.drain());
         queued.for_each(|frame| arena.free(frame));
+        if let Some(classes) = &mut self.transmit_classes {
+            classes.release(arena);
+        }
     }
 }
 

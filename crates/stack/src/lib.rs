@@ -30,6 +30,7 @@ mod siphash;
 mod snapshot;
 mod stack;
 mod tcp;
+mod transmit;
 mod udp;
 
 pub use address_probe::{AddressConflict, AddressProbe, OwnAddresses, UnknownAddressProbe};

@@ -1,6 +1,11 @@
-//! Receive scheduling and admission: settings and counters.
+//! Receive scheduling, admission and transmit classes: settings and counters.
 
 pub use tidegate_gate::{Config, ConfigError, GateCounters, Mode, Quota, Settings};
+
+/// Transmit classes: which frames leave first, and their counters.
+pub mod transmit {
+    pub use tidegate_gate::transmit::{Class, ClassCounters, Config, ConfigError, Match};
+}
 
 /// Admission under overload: classes of sources, and their counters.
 pub mod admission {

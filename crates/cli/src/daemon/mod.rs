@@ -167,7 +167,8 @@ impl DaemonCommand {
         let settings = gate.settings()?;
         let reload_signal = ReloadSignal::register(Sandbox::none())?;
         let stop = stop_flag(self.duration)?;
-        let mut net = host.net_config(&settings)?;
+        let net = host.net_config(&settings)?;
+        let mut net = config::with_transmit_classes(net, self.config.as_deref())?;
         let classes = config::admission(self.admission, self.config.as_deref())?;
         if let Some(classes) = &classes {
             net = net.admission(classes.clone());

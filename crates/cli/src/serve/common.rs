@@ -197,7 +197,7 @@ impl ServerOptions {
             return Err(format!("--readers is for UDP: for {service} {advice}").into());
         }
         host.pin()?;
-        let config = self.with_admission(host.net_config(&settings)?.limits(limits))?;
+        let config = self.with_classes(host.net_config(&settings)?.limits(limits))?;
         let config = startup.sandbox.confine(config, &host)?;
         let nets = Net::open_cores(config.own_thread(gate.network_thread()), self.cores)?;
         let addresses = host.wildcard_addresses(port);
@@ -222,6 +222,7 @@ impl ServerOptions {
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         gate.settings()?;
         config::admission(self.admission, self.config.as_deref())?;
+        config::transmit_classes(self.config.as_deref())?;
         if host.is_unset_except_cpu()? || host.io_kind() == IoKind::Kernel {
             return Ok(());
         }
@@ -267,7 +268,7 @@ impl ServerOptions {
             ServeReport::kernel(name, served)
         } else {
             let addresses = &host.wildcard_addresses(port);
-            let config = self.with_admission(host.net_config(&settings)?)?;
+            let config = self.with_classes(host.net_config(&settings)?)?;
             let config = startup.sandbox.confine(config, &host)?;
             let own_thread = gate.network_thread() || self.has_reader_threads();
             let nets = Net::open_cores(config.own_thread(own_thread), self.cores)?;
@@ -280,8 +281,10 @@ impl ServerOptions {
         report.print(self.json)
     }
 
-    /// Adds the admission classes, if any. Admission raises the priority of the process.
-    fn with_admission(&self, net: NetConfig) -> Result<NetConfig, Failure> {
+    /// Adds the admission classes and the transmit classes, if any. Admission raises the priority of
+    /// the process.
+    fn with_classes(&self, net: NetConfig) -> Result<NetConfig, Failure> {
+        let net = config::with_transmit_classes(net, self.config.as_deref())?;
         Ok(match config::admission(self.admission, self.config.as_deref())? {
             Some(classes) => {
                 raise_priority();

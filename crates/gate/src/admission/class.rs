@@ -14,7 +14,7 @@ pub(super) const DEFAULT_CLASS_NAME: &str = "others";
 pub struct ClassName(String);
 
 impl ClassName {
-    pub(super) fn new(name: &str) -> Option<Self> {
+    pub(crate) fn new(name: &str) -> Option<Self> {
         let fits = (1..=31).contains(&name.len()) && !name.chars().any(char::is_control);
         fits.then(|| Self(name.to_owned()))
     }

@@ -24,6 +24,11 @@ impl NumberRange {
     fn covers(self, other: Self) -> bool {
         self.low <= other.low && other.high <= self.high
     }
+
+    /// True if the range has this number.
+    pub(crate) fn contains(self, number: u32) -> bool {
+        (self.low..=self.high).contains(&number)
+    }
 }
 
 impl fmt::Display for NumberRange {
@@ -74,6 +79,11 @@ impl ProtocolMatch {
 
     fn has_ports(self) -> bool {
         self == Self::UDP || self == Self::TCP
+    }
+
+    /// True if packets of this kind match.
+    pub(crate) fn matches(self, kind: PacketKind) -> bool {
+        self.0 == kind
     }
 }
 

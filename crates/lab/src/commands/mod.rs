@@ -96,6 +96,9 @@ pub(crate) enum Lab {
     /// client on kernel sockets that never sleeps and a server on smoltcp, gVisor's netstack, lwIP, and
     /// on the programs that the variable TIDEGATE_PEERS names, as vpp=PATH,tas=PATH
     Peers(tcp::PeersLab),
+    /// Small answers beside bulk senders of the same host on a link of 1 Gb/s: Tidegate's transmit
+    /// classes and the kernel's queueing disciplines
+    Priorities(tcp::PrioritiesLab),
     /// Context switches and interrupts of redis at equal throughput: the kernel tuned by
     /// affinity against a network core
     #[command(alias = "asymmetric")]
@@ -236,6 +239,7 @@ impl Lab {
             Lab::Noisy(lab) => lab.run(),
             Lab::Ordinary(lab) => lab.run(),
             Lab::Peers(lab) => lab.run(),
+            Lab::Priorities(lab) => lab.run(),
             Lab::ContextSwitches(lab) => {
                 lab.run(tidegate_lab::experiments::diaz::context_switches::run)
             }

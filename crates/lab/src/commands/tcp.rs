@@ -1,9 +1,11 @@
 //! `tidegate lab echo-throughput`, `echo-message-size`, `echo-latency`, `bulk`, `connections`,
-//! `syn-flood`, `apps`, `programs`, `noisy`, `ordinary`, `peers`, `context-switches`.
+//! `syn-flood`, `apps`, `programs`, `noisy`, `ordinary`, `peers`, `priorities`,
+//! `context-switches`.
 
 use clap::Args;
 use tidegate_lab::experiments::compare::peers::{self, PeerSelection};
 use tidegate_lab::experiments::compare::{connections, noisy, ordinary, programs};
+use tidegate_lab::experiments::diaz::priorities;
 use tidegate_lab::testbed::apps::echo_server;
 use tidegate_lab::testbed::tcp::TcpLabConfig;
 use tidegate_lab::{Experiment, LabError};
@@ -78,6 +80,21 @@ impl NoisyLab {
         let whole = TcpLabConfig { seconds: 1.0, repeats: 3, ..TcpLabConfig::default() };
         let config = self.lab.config_from(whole);
         self.lab.output.write(&noisy::run(&config, self.lab.measure.quick)?)
+    }
+}
+
+/// Flags of `lab priorities`.
+#[derive(Args)]
+pub(crate) struct PrioritiesLab {
+    #[command(flatten)]
+    lab: TcpLab,
+}
+
+impl PrioritiesLab {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let whole = TcpLabConfig { repeats: 3, ..TcpLabConfig::default() };
+        let config = self.lab.config_from(whole);
+        self.lab.output.write(&priorities::run(&config, self.lab.measure.quick)?)
     }
 }
 

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use tidegate_device::sharded::PortSharing;
 use tidegate_device::steering::TransportProtocol;
+use tidegate_gate::transmit::Program;
 use tidegate_stack::{Stack, TcpId, TcpListenerId, UdpId};
 
 use crate::ipc::version::Library;
@@ -97,6 +98,13 @@ pub struct Identity {
     /// Library by which the application is attached.
     #[serde(default)]
     pub library: Library,
+}
+
+impl Identity {
+    /// The application as rules of transmit classes name it.
+    pub(in crate::daemon) fn as_program(&self) -> Program<'_> {
+        Program { name: &self.name, user: self.uid }
+    }
 }
 
 impl fmt::Display for Identity {

@@ -1,6 +1,7 @@
 //! The stack: joins the interface with UDP and TCP. Frame input, timers and events.
 
 mod tcp;
+mod transmit;
 mod udp;
 
 use std::net::IpAddr;
@@ -22,6 +23,7 @@ use crate::link::LinkMeta;
 use crate::neighbour::{NeighbourTimeout, UnreachableNeighbour};
 use crate::ports::{PortGroups, PortGroupsHandle, ReservedPorts};
 use crate::tcp::TcpTable;
+use crate::transmit::TransmitClasses;
 use crate::udp::{Payload, UdpTable};
 use crate::{
     AddressProbe, Config, ConfigError, Counters, Event, OwnAddresses, SocketError, Transport,
@@ -338,7 +340,18 @@ impl Stack {
     /// Transmit queue of the device, oldest frame first. Take frames from the front.
     #[inline]
     pub fn transmit_queue(&mut self) -> &mut Fifo<Frame> {
-        &mut self.interface.transmit
+        match &mut self.interface.transmit_classes {
+            None => &mut self.interface.transmit,
+            Some(classes) => classes.ready(),
+        }
+    }
+
+    /// Number of frames that the stack has made and the device has not taken. With transmit classes,
+    /// those that wait for their turn do not count.
+    #[inline]
+    pub fn frames_to_send(&self) -> usize {
+        let classes = self.interface.transmit_classes.as_deref();
+        self.interface.transmit.len() + classes.map_or(0, TransmitClasses::ready_len)
     }
 
     /// Frames that the stack sends to its own addresses, oldest first. Pass them to

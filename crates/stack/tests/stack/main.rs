@@ -21,6 +21,7 @@ mod tcp_script;
 mod tcp_script_cases;
 mod tcp_segmentation;
 mod tcp_unreachable;
+mod transmit_classes;
 mod udp;
 mod upgrade;
 mod upgrade_udp_and_limits;

@@ -5,5 +5,6 @@ pub mod attach_latency;
 pub mod context_switches;
 pub mod cores;
 pub mod elastic;
+pub mod priorities;
 pub mod profile;
 pub mod ring;

@@ -151,6 +151,7 @@ impl SocketServer {
         };
         let key = self.add_socket(number, app, make).inspect_err(|_| self.close_udp(id))?;
         self.socket_index.insert(StackSocketId::Udp(id), key);
+        self.set_port_program(&app.identity, key);
         self.granted(key)
     }
 
@@ -210,6 +211,7 @@ impl SocketServer {
         };
         let key = self.add_socket(number, app, make).inspect_err(|_| self.close_listener(id))?;
         self.socket_index.insert(StackSocketId::Listener(id), key);
+        self.set_port_program(&app.identity, key);
         if let Some((cookie, shard)) = share {
             self.transfers.share_listener(app, key, cookie, shard);
         }
@@ -287,6 +289,7 @@ impl SocketServer {
             }
         };
         self.socket_index.insert(StackSocketId::Stream(id), key);
+        self.set_port_program(&app.identity, key);
         self.sockets.set_claim(key, claim);
         if let Some(socket) = self.sockets.get_mut(key) {
             // Data received so far is there before the application learns of the connection. It has

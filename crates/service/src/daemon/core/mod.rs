@@ -16,6 +16,7 @@ pub(super) mod inbox;
 pub(super) mod load;
 pub(super) mod message;
 mod poll;
+mod port_programs;
 mod port_query;
 mod report;
 mod round_shares;

@@ -50,6 +50,7 @@ impl NetworkCore {
                 app.slots.update_keys(&keys);
             }
         }
+        self.set_port_programs(keys.values().copied());
         self.server.transfers.insert_all(transfers, &keys);
         flow_steering.set_active(self.index);
         flow_steering.hand_over(from_core, self.index, ports);

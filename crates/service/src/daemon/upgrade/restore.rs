@@ -73,6 +73,7 @@ impl RestoredCore {
         core.apps = self.apps;
         (0..core.apps.len()).for_each(|number| core.watch(number as AppNumber));
         core.apps.iter().flatten().for_each(|app| app.count_releases(core.cores.wake()));
+        core.set_port_programs(keys.iter().copied());
         core.poll_queue = keys;
         Ok(core)
     }

@@ -92,6 +92,9 @@ impl TcpTable {
         }
         self.reclaim_memory(&mut interface.counters, now_ns);
         self.wake_memory_waiters(now_ns);
+        if interface.transmit_classes.is_some() {
+            self.resume_unblocked(interface);
+        }
         if self.pending.is_empty() {
             return;
         }
@@ -116,6 +119,10 @@ impl TcpTable {
         (index, turn): (u32, Turn),
         remote: IpAddr,
     ) {
+        let mut space_bytes = self.class_space(interface, index);
+        if space_bytes == 0 {
+            return;
+        }
         // Without a path, segments count as lost; the timers of the connection still run.
         let path = interface.path(now_ns, arena, remote);
         let path = path.as_ref().ok();
@@ -127,12 +134,13 @@ impl TcpTable {
             _ => MAX_TURN_SEGMENTS,
         };
         let mut tso: Option<TsoSegment> = None;
-        while segments_left > 0 && interface.has_space_for_segments(arena) {
+        while segments_left > 0 && space_bytes > 0 && interface.has_space_for_segments(arena) {
             let Some(connection) = self.connections.at_mut(index) else { break };
             let Some(out) = connection.poll_output(now_ns, mtu, &mut self.shared) else {
                 break;
             };
             segments_left -= 1;
+            space_bytes = space_bytes.saturating_sub(out.data_bytes.into());
             let has_more = connection.flags.contains(ConnFlags::WANTS_OUTPUT);
             if !tso.as_mut().is_some_and(|train| train.try_append(&out, max_bytes))
                 && let Some(complete) = tso.replace(TsoSegment::new(out))
@@ -146,8 +154,36 @@ impl TcpTable {
         if let Some(tso) = tso {
             self.send_tso_segment(interface, arena, path, &tso, index);
         }
+        interface.queue_by_class(now_ns, arena);
         self.continue_pending(index);
         self.update(now_ns, index);
+    }
+
+    /// Bytes that a connection may queue in its transmit class now. With 0 the connection waits: it
+    /// stays pending until [`TcpTable::resume_unblocked`].
+    #[inline]
+    fn class_space(&mut self, interface: &mut Interface, index: u32) -> usize {
+        let Some(classes) = &mut interface.transmit_classes else { return usize::MAX };
+        let Some(connection) = self.connections.at_mut(index) else { return usize::MAX };
+        let traffic_class = connection.options.traffic_class;
+        let space = classes.space_or_wait(&connection.tuple, traffic_class, index);
+        if space == 0 {
+            connection.flags.insert(ConnFlags::PENDING);
+        }
+        space
+    }
+
+    /// Gives the connections whose flows have space again their turns.
+    #[cold]
+    fn resume_unblocked(&mut self, interface: &mut Interface) {
+        let Some(classes) = &mut interface.transmit_classes else { return };
+        while let Some(index) = classes.take_unblocked() {
+            // Without the flag, the connection that waited has ended.
+            if self.connections.at(index).is_some_and(|own| own.flags.contains(ConnFlags::PENDING))
+            {
+                self.pending.push(index, Turn::Further);
+            }
+        }
     }
 
     /// Largest TSO payload for a connection on `path`, in bytes. 0 unless the device does TSO

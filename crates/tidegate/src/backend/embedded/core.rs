@@ -103,8 +103,7 @@ impl EmbeddedCore {
     /// Transmits queued frames, unless transmission was deferred to a later call.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         if self.deferred_calls > 0 {
-            let (stack, _, _) = self.engine.parts();
-            let waiting = stack.transmit_queue().len();
+            let waiting = self.engine.stack().frames_to_send();
             let left_before = std::mem::replace(&mut self.deferred_frames, waiting);
             // A call that sent nothing does not count.
             if waiting > left_before {
