@@ -118,7 +118,7 @@ impl StackRun {
                 self.read_all(&socket).map_err(LabError::io("cannot read datagrams"))?;
             drop(end);
             // A panic of the sending thread has already been reported.
-            let _ = sending.map(|thread| thread.join());
+            let _ = sending.map(std::thread::ScopedJoinHandle::join);
             let lock = net.lock_statistics().unwrap_or_default();
             Ok(StackOutcome { elapsed, datagrams_read, lock })
         })

@@ -153,7 +153,7 @@ impl LockObserver {
     fn observe(&self) -> Result<Observations, LabError> {
         let failed = LabError::io_other("cannot read what was observed of the locks");
         let values = self.observations.get(&0, 0).map_err(failed)?;
-        Ok(values.iter().fold(Observations::default(), |sum, words| sum.plus(words)))
+        Ok(values.iter().fold(Observations::default(), Observations::plus))
     }
 }
 
