@@ -45,7 +45,7 @@ impl ReportCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         if self.list {
             let names = papers::run_names()?;
-            return Ok(print(format_args!("{}\n", names.join("\n")))?);
+            return print(format_args!("{}\n", names.join("\n")));
         }
         clean_up_on_signal(|| self.make())
     }
