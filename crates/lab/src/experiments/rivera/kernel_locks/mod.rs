@@ -104,6 +104,7 @@ impl Case {
             "ip": if self.ipv6 { "ipv6" } else { "ipv4" },
             "paced_reads": self.is_paced,
             "readers": self.readers,
+            "packets": self.packets(),
             "lock": lock,
         })
     }
