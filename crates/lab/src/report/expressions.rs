@@ -102,14 +102,21 @@ fn row(result: Value, wanted: Kwargs) -> Result<Value, Error> {
     Ok(found.swap_remove(0))
 }
 
-/// Largest value of a key among the rows with these values.
+/// Largest value of a key among the rows with these values. A row without a value, of a measurement
+/// that was cut off, does not count.
 fn best(result: Value, key: &str, wanted: Kwargs) -> Result<f64, Error> {
     let mut best = f64::NEG_INFINITY;
     for row in rows(result, wanted)? {
         let value = row.get_attr(key)?;
+        if value.is_none() {
+            continue;
+        }
         let value = f64::try_from(value)
             .map_err(|error| failed(format!("{key} of a row is no number")).with_source(error))?;
         best = best.max(value);
+    }
+    if best == f64::NEG_INFINITY {
+        return Err(failed(format!("{key} has no value in these rows")));
     }
     Ok(best)
 }
@@ -133,6 +140,19 @@ fn failed(message: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn best_counts_rows_that_have_a_value() {
+        let mut environment = Environment::new();
+        add(&mut environment);
+        let rows = [("a", Some(2.0)), ("a", None), ("a", Some(3.0)), ("b", None)];
+        let rows = rows.map(|(name, rate)| minijinja::context!(name => name, rate => rate));
+        let result =
+            minijinja::context!(r => minijinja::context!(experiment => "e", rows => rows.to_vec()));
+        let best = |text: &str| environment.compile_expression(text).unwrap().eval(&result);
+        assert_eq!(f64::try_from(best("best(r, 'rate', name='a')").unwrap()).unwrap(), 3.0);
+        assert!(best("best(r, 'rate', name='b')").is_err());
+    }
 
     #[test]
     fn formats_numbers_for_readers() {
