@@ -101,7 +101,7 @@ impl<'p> Entry<'p> {
             (State::Reproduced, None)
         };
         let is_there = state == State::Reproduced;
-        let (holds, ours) = if is_there { judge(plan, results)? } else { (None, String::new()) };
+        let (holds, ours) = if is_there { judge(plan, results) } else { (None, String::new()) };
         let ratio = if is_there { ratio(plan, &kernel, &tidegate) } else { None };
         let of_runs = |key: &str| {
             let found = runs.iter().filter_map(|run| results.get(run)?[key].as_str());
@@ -151,21 +151,17 @@ impl<'p> Entry<'p> {
     }
 }
 
-/// Values of the entry's expressions over the results.
-fn judge(plan: &PlannedEntry, results: &RunResults) -> Result<(Option<bool>, String), LabError> {
+/// Values of the entry's expressions over the results. A result without a figure of an expression, such
+/// as a floor that no load reached, leaves the claim open and says so.
+fn judge(plan: &PlannedEntry, results: &RunResults) -> (Option<bool>, String) {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     expressions::add(&mut environment);
     let context = results.context();
-    let evaluate = |text: &str| {
-        let failed = |error: minijinja::Error| {
-            LabError::Config(format!("the report's plan, {}: {text}: {error:#}", plan.id))
-        };
-        let expression = environment.compile_expression(text).map_err(failed)?;
-        expression.eval(&context).map_err(failed)
-    };
-    let (holds, ours) = (evaluate(&plan.holds)?, evaluate(&plan.ours)?);
-    Ok((Some(holds.is_true()), ours.to_string()))
+    let evaluate = |text: &str| environment.compile_expression(text)?.eval(&context);
+    let holds = evaluate(&plan.holds).ok().map(|holds| holds.is_true());
+    let ours = evaluate(&plan.ours);
+    (holds, ours.map_or_else(|error| format!("not judged: {error}"), |ours| ours.to_string()))
 }
 
 fn ratio(plan: &PlannedEntry, kernel: &[Point], tidegate: &[Point]) -> Option<Ratio> {
@@ -253,6 +249,18 @@ mod tests {
         let plan = entry(true);
         let made = Entry::new(&plan, &tables, &results).unwrap();
         assert_eq!(made.ratio, Some(Ratio { median: 0.5, lowest: 0.25, highest: 2.0 }));
+    }
+
+    #[test]
+    fn claim_without_its_figure_stays_open() {
+        let tables = PublishedTables::read().unwrap();
+        let mut plan = entry(false);
+        plan.holds = "concurrent_reads.figures.other > 1".to_owned();
+        plan.ours = "fixed(concurrent_reads.figures.other)".to_owned();
+        let results = results();
+        let made = Entry::new(&plan, &tables, &results).unwrap();
+        assert_eq!((made.state, made.holds), (State::Reproduced, None));
+        assert!(made.ours.starts_with("not judged: "), "{}", made.ours);
     }
 
     #[test]

@@ -149,7 +149,11 @@ mod tests {
         expected.sort();
         ids.sort();
         assert_eq!(ids, expected);
+        let environment = minijinja::Environment::new();
         for entry in &plan.entries {
+            for expression in [&entry.holds, &entry.ours] {
+                assert!(environment.compile_expression(expression).is_ok(), "{expression}");
+            }
             let runs = entry.runs();
             assert!(!runs.is_empty(), "{}", entry.id);
             plan.check_names(&runs.iter().map(|&run| run.to_owned()).collect::<Vec<_>>()).unwrap();
