@@ -5,6 +5,7 @@ pub mod demo;
 pub mod error;
 pub mod experiments;
 pub mod papers;
+mod published;
 pub mod report;
 pub mod stats;
 pub mod summary;

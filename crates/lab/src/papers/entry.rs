@@ -4,10 +4,10 @@ use minijinja::{Environment, UndefinedBehavior};
 use serde_json::{Value, json};
 
 use super::plan::{Plan, PlannedEntry, Query};
-use super::published::PublishedTables;
 use super::runs::RunResults;
 use super::select::{self, Point, PointPlace};
 use crate::LabError;
+use crate::published::PublishedTables;
 use crate::report::expressions;
 use crate::stats::{median, round_to_thousandths};
 

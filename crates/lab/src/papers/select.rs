@@ -6,9 +6,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::plan::Query;
-use super::published::PublishedTables;
 use super::runs::RunResults;
 use crate::LabError;
+use crate::published::PublishedTables;
 
 /// A number of a series, or a text where there is no number.
 #[derive(Clone, Debug, PartialEq, Serialize)]

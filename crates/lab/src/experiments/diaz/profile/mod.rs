@@ -68,7 +68,7 @@ pub fn run(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let profiles: Vec<Profile> = profiles.into_iter().map(|(profile, _)| profile).collect();
     let mut result = Experiment::new("profile");
     report::describe(config, (server_core, load_core), &mut result);
-    report::conclude(&profiles, &mut result);
+    report::conclude(&profiles, &mut result)?;
     Ok(result)
 }
 

@@ -1,16 +1,16 @@
 //! Rows, figures and picture of the experiment.
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{CONNECTIONS, MESSAGE_BYTES};
+use crate::LabError;
+use crate::published;
 use crate::report::experiment::Experiment;
 use crate::report::plot::{Axis, Panel, Picture, Series};
 use crate::stats::{median, round_to_hundredths};
 use crate::testbed::perf::{CoreSamples, SAMPLES_PER_S};
 use crate::testbed::tcp::TcpLabConfig;
-
-/// The paper's tables.
-const PUBLISHED: &str = include_str!("../../../../data/papers/diaz_profile.csv");
 
 /// Functions in the rows of a test.
 const TOP_COUNT: usize = 25;
@@ -212,7 +212,7 @@ pub(super) fn describe(
 /// Columns of the printed table; the JSON has more.
 const COLUMNS: [&str; 6] = ["test", "server", "rate", "samples", "percent", "symbol"];
 
-pub(super) fn conclude(profiles: &[Profile], result: &mut Experiment) {
+pub(super) fn conclude(profiles: &[Profile], result: &mut Experiment) -> Result<(), LabError> {
     for profile in profiles {
         let end = format!("{}{}", profile.rate.suffix(), profile.test.suffix());
         for (group, is_member) in GROUPS {
@@ -231,26 +231,34 @@ pub(super) fn conclude(profiles: &[Profile], result: &mut Experiment) {
             ));
         }
     }
-    result.rows = profiles.iter().flat_map(Profile::rows).chain(published_rows()).collect();
+    result.rows = profiles.iter().flat_map(Profile::rows).chain(published_rows()?).collect();
     result.columns = COLUMNS.to_vec();
     result.picture = Some(picture(profiles));
+    Ok(())
+}
+
+/// Row of the paper's tables.
+#[derive(Deserialize)]
+struct PublishedRow {
+    test: String,
+    samples: u64,
+    percent: f64,
+    symbol: String,
 }
 
 /// Rows of the paper, whose server is the kernel of both tests.
-fn published_rows() -> impl Iterator<Item = Value> {
-    let lines = PUBLISHED.lines().filter(|line| !line.starts_with('#')).skip(1);
-    lines.filter_map(|line| {
-        let mut cells = line.split(',');
-        let (test, samples, percent) = (cells.next()?, cells.next()?, cells.next()?);
-        Some(json!({
-            "test": test,
+fn published_rows() -> Result<Vec<Value>, LabError> {
+    let row = |row: PublishedRow| {
+        json!({
+            "test": row.test,
             "server": "paper, Linux 2.6.17",
             "rate": Rate::Paper.name(),
-            "samples": samples.parse::<u64>().ok()?,
-            "percent": round_to_hundredths(percent.parse().ok()?),
-            "symbol": cells.next()?,
-        }))
-    })
+            "samples": row.samples,
+            "percent": round_to_hundredths(row.percent),
+            "symbol": row.symbol,
+        })
+    };
+    Ok(published::rows("diaz_profile")?.into_iter().map(row).collect())
 }
 
 /// Share of the samples that the functions with most have together.
@@ -305,7 +313,7 @@ mod tests {
         let profiles =
             [profile(TestName::Kernel, &kernel, 5), profile(TestName::NetworkCore, &own, 0)];
         let mut result = Experiment::new("profile");
-        conclude(&profiles, &mut result);
+        conclude(&profiles, &mut result).unwrap();
         let expected = [
             ("profile_lock_percent_kernel", 20.0),
             ("profile_copy_percent_kernel", 30.0),
@@ -329,7 +337,7 @@ mod tests {
 
     #[test]
     fn every_line_of_the_paper_is_a_row() {
-        let rows: Vec<Value> = published_rows().collect();
+        let rows = published_rows().unwrap();
         assert_eq!(rows.len(), 21);
         let of = |test: &str| rows.iter().filter(|row| row["test"] == test).count();
         assert_eq!((of("A"), of("B")), (9, 12));

@@ -15,6 +15,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use serde::Deserialize;
 use serde_json::json;
 use tidegate_load::format_number;
 
@@ -37,7 +38,8 @@ const WRITER_TIMEOUT: Duration = Duration::from_secs(10);
 const STACK_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Source of the units.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ReadSource {
     /// `/dev/zero`: a call that copies 10 bytes and shares no state.
     DevZero,

@@ -1,23 +1,26 @@
-//! Published lock statistics, from `data/papers/rivera_lock_statistics.csv`.
+//! Published lock statistics.
+
+use serde::Deserialize;
 
 use crate::LabError;
-
-const TABLES: &str = include_str!("../../../../data/papers/rivera_lock_statistics.csv");
+use crate::published;
 
 /// Tables 3.1 to 3.10.
 pub(super) struct LockTables(Vec<PublishedRow>);
 
 /// A row of a table.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct PublishedRow {
     pub(super) table: String,
     /// `socket` or `queue`.
     pub(super) lock: String,
     pub(super) ip: String,
-    pub(super) accounting: bool,
-    pub(super) paced: bool,
-    pub(super) threads: usize,
-    pub(super) run: usize,
+    /// 1 with memory accounting, 0 without.
+    memory_accounting: u8,
+    /// 1 with paced reads, 0 without.
+    paced_reads: u8,
+    threads: usize,
+    run: usize,
     pub(super) acquisitions: f64,
     pub(super) held_mean_us: f64,
     pub(super) contentions: f64,
@@ -30,10 +33,7 @@ impl LockTables {
     /// # Errors
     /// If a change of the file made a number unreadable.
     pub(super) fn read() -> Result<Self, LabError> {
-        let rows = TABLES.lines().skip(1).map(parse).collect::<Option<_>>();
-        let message =
-            "crates/lab/data/papers/rivera_lock_statistics.csv is damaged: a number is missing";
-        rows.map(Self).ok_or_else(|| LabError::Config(message.into()))
+        published::rows("rivera_lock_statistics").map(Self)
     }
 
     /// Published rows for a lock in one case: one row per IP version, the first run where there
@@ -47,32 +47,10 @@ impl LockTables {
     ) -> impl Iterator<Item = &PublishedRow> {
         self.0.iter().filter(move |row| {
             row.lock == lock
-                && (row.accounting, row.paced) == (accounting, paced)
+                && (row.memory_accounting, row.paced_reads) == (accounting.into(), paced.into())
                 && (row.threads, row.run) == (threads, 1)
         })
     }
-}
-
-fn parse(line: &str) -> Option<PublishedRow> {
-    let cells: Vec<&str> = line.split(',').collect();
-    let [table, lock, ip, accounting, paced, threads, run, _, acquired, held, _, contended, waited] =
-        cells[..]
-    else {
-        return None;
-    };
-    Some(PublishedRow {
-        table: table.to_owned(),
-        lock: lock.to_owned(),
-        ip: ip.to_owned(),
-        accounting: accounting == "1",
-        paced: paced == "1",
-        threads: threads.parse().ok()?,
-        run: run.parse().ok()?,
-        acquisitions: acquired.parse().ok()?,
-        held_mean_us: held.parse().ok()?,
-        contentions: contended.parse().ok()?,
-        waited_mean_us: waited.parse().ok()?,
-    })
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! Published times, from `data/papers/rivera_receive_queues.csv`.
+//! Published times of Rivera's model.
+
+use serde::Deserialize;
 
 use super::Scheme;
 use crate::LabError;
-
-const TABLES: &str = include_str!("../../../../data/papers/rivera_receive_queues.csv");
+use crate::published;
 
 /// Tables 4.1 to 4.9 of Rivera's thesis.
 pub(super) struct PublishedTimes(Vec<PublishedCase>);
@@ -13,19 +14,41 @@ pub(super) struct PublishedCase {
     /// Numbers of the tables with this case, including the summaries 4.10 to 4.13, which repeat
     /// the times of the spinlocks.
     pub(super) tables: Vec<String>,
-    structure: String,
+    /// Time in the first of the tables.
+    pub(super) elapsed_us: f64,
+    row: PublishedRow,
+}
+
+/// A row of a table.
+#[derive(Deserialize)]
+struct PublishedRow {
+    table: String,
+    scheme: String,
     lock: String,
     producers: usize,
     readers: usize,
     packets_per_reader: f64,
-    /// Time in the first of the tables.
-    pub(super) elapsed_us: f64,
+    elapsed_us: f64,
+}
+
+impl PublishedRow {
+    fn case(&self) -> (&str, &str, usize, usize) {
+        (&self.scheme, &self.lock, self.producers, self.readers)
+    }
+
+    fn tables(&self) -> Vec<String> {
+        let mut tables = vec![self.table.clone()];
+        if self.lock == "spinlock" && self.table != "4.9" {
+            tables.push(format!("4.{}", self.producers + 9));
+        }
+        tables
+    }
 }
 
 impl PublishedCase {
     /// Packets read per microsecond.
     pub(super) fn mpps(&self) -> f64 {
-        self.readers as f64 * self.packets_per_reader / self.elapsed_us
+        self.row.readers as f64 * self.row.packets_per_reader / self.elapsed_us
     }
 }
 
@@ -35,20 +58,12 @@ impl PublishedTimes {
     /// # Errors
     /// When the file was changed so that a number is missing.
     pub(super) fn read() -> Result<Self, LabError> {
-        let changed_table = || {
-            let table = "crates/lab/data/papers/rivera_receive_queues.csv";
-            LabError::Config(format!("{table} was changed: restore the published table"))
-        };
         let mut cases: Vec<PublishedCase> = Vec::new();
-        for line in TABLES.lines().skip(1) {
-            let case = parse(line).ok_or_else(changed_table)?;
-            let is_same_case = |known: &&mut PublishedCase| {
-                (&known.structure, &known.lock, known.producers, known.readers)
-                    == (&case.structure, &case.lock, case.producers, case.readers)
-            };
-            match cases.iter_mut().find(is_same_case) {
-                Some(known) => known.tables.extend(case.tables),
-                None => cases.push(case),
+        for row in published::rows::<PublishedRow>("rivera_receive_queues")? {
+            let tables = row.tables();
+            match cases.iter_mut().find(|known| known.row.case() == row.case()) {
+                Some(known) => known.tables.extend(tables),
+                None => cases.push(PublishedCase { tables, elapsed_us: row.elapsed_us, row }),
             }
         }
         Ok(Self(cases))
@@ -62,32 +77,9 @@ impl PublishedTimes {
         readers: usize,
     ) -> Option<&PublishedCase> {
         let is_published = super::PAPER.contains(scheme);
-        self.0.iter().filter(|_| is_published).find(|case| {
-            (case.structure.as_str(), case.lock.as_str()) == (scheme.structure, scheme.lock)
-                && (case.producers, case.readers) == (producers, readers)
-        })
+        let wanted = (scheme.structure, scheme.lock, producers, readers);
+        self.0.iter().filter(|_| is_published).find(|case| case.row.case() == wanted)
     }
-}
-
-fn parse(line: &str) -> Option<PublishedCase> {
-    let cells: Vec<&str> = line.split(',').collect();
-    let [table, structure, lock, producers, readers, _queues, packets, elapsed] = cells[..] else {
-        return None;
-    };
-    let mut tables = vec![table.to_owned()];
-    let producers = producers.parse().ok()?;
-    if lock == "spinlock" && table != "4.9" {
-        tables.push(format!("4.{}", producers + 9));
-    }
-    Some(PublishedCase {
-        tables,
-        structure: structure.to_owned(),
-        lock: lock.to_owned(),
-        producers,
-        readers: readers.parse().ok()?,
-        packets_per_reader: packets.parse().ok()?,
-        elapsed_us: elapsed.parse().ok()?,
-    })
 }
 
 #[cfg(test)]

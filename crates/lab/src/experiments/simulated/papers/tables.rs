@@ -1,11 +1,11 @@
-//! Published numbers, from the tables in `data/papers`.
+//! Published numbers that the simulator is fitted to and judged by.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
 
 use crate::LabError;
-
-const LEVELS: &str = include_str!("../../../../data/papers/jonack_load_levels.csv");
-const LOSSES: &str = include_str!("../../../../data/papers/jonack_losses.csv");
-const MLFRR: &str = include_str!("../../../../data/papers/jonack_mlfrr.csv");
-const ROUTER: &str = include_str!("../../../../data/papers/mogul_router.csv");
+use crate::published;
 
 /// A load level.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,18 +54,35 @@ pub(crate) struct MogulTable {
     pub(crate) small_quota_loss_percent: f64,
 }
 
-/// Cells of a table, without comments and heading.
-fn cells(text: &'static str) -> impl Iterator<Item = Vec<&'static str>> {
-    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-    lines.skip(1).map(|line| line.split(',').collect())
+#[derive(Deserialize)]
+struct LevelRow {
+    level: String,
+    kpps: u64,
 }
 
-fn changed_table_error(table: &str) -> LabError {
-    LabError::Config(format!("crates/lab/data/papers/{table}.csv is damaged: a number is missing"))
+#[derive(Deserialize)]
+struct LossRow {
+    server: String,
+    mechanism: String,
+    last_lossless_kpps: u64,
+    first_lossy_kpps: u64,
 }
 
-fn kpps(cell: &str) -> Option<u64> {
-    cell.parse::<u64>().ok().map(|kpps| kpps * 1000)
+#[derive(Deserialize)]
+struct MlfrrRow {
+    server: String,
+    napi_mlfrr_kpps: u64,
+    moderated_livelock_level: String,
+}
+
+#[derive(Deserialize)]
+struct RouterRow {
+    name: String,
+    value: f64,
+}
+
+fn missing(what: &str) -> LabError {
+    LabError::Config(format!("crates/lab/data/papers has no {what}: restore the tables"))
 }
 
 impl JonackTables {
@@ -74,31 +91,28 @@ impl JonackTables {
     /// # Errors
     /// If a change of a table made a number unreadable.
     pub(crate) fn read() -> Result<Self, LabError> {
-        Self::parse().ok_or_else(|| changed_table_error("jonack_*"))
-    }
-
-    fn parse() -> Option<Self> {
-        let levels = cells(LEVELS).map(|row| match row[..] {
-            [name, rate] => Some(LoadLevel { name: name.to_owned(), pps: kpps(rate)? }),
-            _ => None,
-        });
+        let levels = published::rows("jonack_load_levels")?;
+        let levels = levels
+            .into_iter()
+            .map(|row: LevelRow| LoadLevel { name: row.level, pps: row.kpps * 1000 });
+        let losses: Vec<LossRow> = published::rows("jonack_losses")?;
         let losses = |server: &str, mechanism: &str| {
-            let mut rows = cells(LOSSES);
-            let row = rows.find(|row| row.starts_with(&[server, mechanism]))?;
-            Some((kpps(row.get(2)?)?, kpps(row.get(3)?)?))
+            let is_wanted = |row: &&LossRow| row.server == server && row.mechanism == mechanism;
+            let row = losses.iter().find(is_wanted);
+            row.map(|row| (row.last_lossless_kpps * 1000, row.first_lossy_kpps * 1000))
+                .ok_or_else(|| missing(&format!("losses of {server}, {mechanism}")))
         };
-        let servers = cells(MLFRR).map(|row| match row[..] {
-            [name, mlfrr, livelock] => Some(PublishedServer {
-                name: name.to_owned(),
-                moderated_pps: losses(name, "moderated")?,
-                napi_pps: losses(name, "napi")?,
-                napi_mlfrr_pps: kpps(mlfrr)?,
-                livelock_level: livelock.to_owned(),
-            }),
-            _ => None,
-        });
-        let (levels, servers) = (levels.collect::<Option<_>>()?, servers.collect::<Option<_>>()?);
-        Some(Self { levels, servers })
+        let server = |row: MlfrrRow| {
+            Ok(PublishedServer {
+                moderated_pps: losses(&row.server, "moderated")?,
+                napi_pps: losses(&row.server, "napi")?,
+                napi_mlfrr_pps: row.napi_mlfrr_kpps * 1000,
+                livelock_level: row.moderated_livelock_level,
+                name: row.server,
+            })
+        };
+        let servers = published::rows("jonack_mlfrr")?.into_iter().map(server);
+        Ok(Self { levels: levels.collect(), servers: servers.collect::<Result<_, LabError>>()? })
     }
 }
 
@@ -108,15 +122,11 @@ impl MogulTable {
     /// # Errors
     /// If a change of the table made a number unreadable.
     pub(crate) fn read() -> Result<Self, LabError> {
-        Self::parse().ok_or_else(|| changed_table_error("mogul_router"))
-    }
-
-    fn parse() -> Option<Self> {
-        let value = |name: &str| {
-            let row = cells(ROUTER).find(|row| row.first() == Some(&name))?;
-            row.get(1)?.parse::<f64>().ok()
-        };
-        Some(Self {
+        let rows = published::rows("mogul_router")?.into_iter();
+        let values: HashMap<String, f64> =
+            rows.map(|row: RouterRow| (row.name, row.value)).collect();
+        let value = |name: &str| values.get(name).copied().ok_or_else(|| missing(name));
+        Ok(Self {
             peak_pps: value("unmodified_peak_pps")?,
             filter_peak_pps: value("unmodified_screen_peak_pps")?,
             filter_livelock_pps: value("unmodified_screen_livelock_pps")? as u64,

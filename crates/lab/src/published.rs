@@ -1,14 +1,15 @@
-//! Published numbers of the papers, one row a number.
+//! Published numbers of the papers, from the tables in `data/papers`: one row a number.
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::LabError;
 
 macro_rules! tables {
     ($($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("../../data/papers/", $name, ".csv")))),*]
+        &[$(($name, include_str!(concat!("../data/papers/", $name, ".csv")))),*]
     };
 }
 
@@ -28,6 +29,7 @@ const TABLES: &[(&str, &str)] = tables![
     "jonack_web_server",
     "mogul_cycle_limit",
     "mogul_forwarding",
+    "mogul_router",
     "mogul_statements",
     "rivera_concurrent_reads",
     "rivera_lock_statistics",
@@ -35,50 +37,53 @@ const TABLES: &[(&str, &str)] = tables![
     "rivera_trace",
 ];
 
-/// Rows of all published tables. A cell that is a number is a number.
-pub(super) struct PublishedTables(BTreeMap<&'static str, Vec<Value>>);
+/// Reads the rows of the table `name`: each field has the name of a column.
+///
+/// # Errors
+/// If there is no such table, or a change of the table made a row unreadable.
+pub(crate) fn rows<T: DeserializeOwned>(name: &str) -> Result<Vec<T>, LabError> {
+    let Some((_, text)) = TABLES.iter().find(|table| table.0 == name) else {
+        return Err(LabError::Config(format!("the papers have no table {name}")));
+    };
+    let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
+    let rows: Result<_, csv::Error> = reader.deserialize().collect();
+    let changed = format!("crates/lab/data/papers/{name}.csv was changed: restore the table");
+    rows.map_err(LabError::io_other(changed))
+}
+
+/// All tables as plain values. A cell that is a number is a number.
+pub(crate) struct PublishedTables(BTreeMap<&'static str, Vec<Value>>);
 
 impl PublishedTables {
-    pub(super) fn read() -> Result<Self, LabError> {
-        let read = |&(name, text): &(&'static str, &str)| Ok((name, parse(name, text)?));
+    pub(crate) fn read() -> Result<Self, LabError> {
+        let read = |&(name, _): &(&'static str, &str)| {
+            let rows: Vec<BTreeMap<String, String>> = rows(name)?;
+            Ok((name, rows.into_iter().map(values).collect()))
+        };
         TABLES.iter().map(read).collect::<Result<_, LabError>>().map(Self)
     }
 
     /// Names of all tables.
     #[cfg(test)]
-    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.0.keys().copied()
     }
 
     /// Rows of the table `name`.
-    pub(super) fn rows(&self, name: &str) -> Option<&[Value]> {
+    pub(crate) fn rows(&self, name: &str) -> Option<&[Value]> {
         self.0.get(name).map(Vec::as_slice)
     }
-}
-
-fn parse(name: &str, text: &str) -> Result<Vec<Value>, LabError> {
-    let failed = || LabError::io_other(format!("data/papers/{name}.csv is no table"));
-    let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
-    let keys = reader.headers().map_err(failed())?.clone();
-    let mut rows = Vec::new();
-    for record in reader.records() {
-        let record = record.map_err(failed())?;
-        let cells = keys.iter().zip(&record);
-        let row: Map<String, Value> =
-            cells.map(|(key, cell)| (key.to_owned(), value(key, cell))).collect();
-        rows.push(Value::Object(row));
-    }
-    Ok(rows)
 }
 
 /// Columns whose cells are names, such as 3.10, and no numbers.
 const NAMES: [&str; 5] = ["table", "figure", "section", "scenario", "linux"];
 
-fn value(key: &str, cell: &str) -> Value {
-    match cell.parse::<f64>() {
+fn values(row: BTreeMap<String, String>) -> Value {
+    let value = |key: &str, cell: String| match cell.parse::<f64>() {
         Ok(number) if number.is_finite() && !NAMES.contains(&key) => Value::from(number),
         _ => Value::from(cell),
-    }
+    };
+    row.into_iter().map(|(key, cell)| (key.clone(), value(&key, cell))).collect()
 }
 
 #[cfg(test)]
@@ -106,6 +111,7 @@ mod tests {
             ("jonack_web_server", 5),
             ("mogul_cycle_limit", 10),
             ("mogul_forwarding", 9),
+            ("mogul_router", 7),
             ("mogul_statements", 2),
             ("rivera_concurrent_reads", 48),
             ("rivera_lock_statistics", 44),
@@ -114,5 +120,17 @@ mod tests {
         ];
         assert_eq!(counts, expected);
         assert!(tables.rows("others").is_none());
+        assert!(rows::<Value>("others").unwrap_err().to_string().contains("no table others"));
+    }
+
+    #[test]
+    fn changed_table_is_named() {
+        #[derive(Debug, serde::Deserialize)]
+        #[expect(dead_code, reason = "the column is missing")]
+        struct Row {
+            missing: f64,
+        }
+        let error = rows::<Row>("diaz_rates").unwrap_err().to_string();
+        assert!(error.contains("diaz_rates.csv was changed"), "{error}");
     }
 }
