@@ -60,11 +60,11 @@ impl HelloHandler {
             let _ = send_refusal(connection.as_fd(), &error.to_string());
         })?;
         let cores = &self.cores;
+        let protocol = library.protocol;
+        let identity = |name| Identity { pid: peer.pid.get(), uid: peer.uid, name, library };
         match hello {
             Hello::Attach(name) => {
-                let protocol = library.protocol;
-                let identity = Identity { pid: peer.pid.get(), uid: peer.uid, name, library };
-                let app = self.create_application(connection, identity, None)?;
+                let app = self.create_application(connection, identity(name), None)?;
                 let welcome = app.welcome(cores.count());
                 self.while_admitting(|| {
                     cores.admit(cores.least_loaded(), app)?;
@@ -74,8 +74,7 @@ impl HelloHandler {
             }
             Hello::Inherit(token, name) => {
                 // The core lets a worker send the welcome once the child has its sockets.
-                let identity = Identity { pid: peer.pid.get(), uid: peer.uid, name, library };
-                let app = self.create_application(connection, identity, Some(token))?;
+                let app = self.create_application(connection, identity(name), Some(token))?;
                 self.while_admitting(|| cores.admit(0, app))
             }
             Hello::Transfer(token, operation, descriptor) => {
