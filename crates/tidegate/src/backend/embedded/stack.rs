@@ -269,13 +269,14 @@ impl EmbeddedStack {
     /// caller does not hold the lock.
     pub(super) fn hand_over_lock(&self) {
         let before = self.waiting.load(Ordering::Relaxed);
-        let mut yields = 0;
-        while yields < MAX_HAND_OVER_YIELDS
-            && before > 0
-            && self.waiting.load(Ordering::Relaxed) >= before
-        {
+        if before == 0 {
+            return;
+        }
+        for _ in 0..MAX_HAND_OVER_YIELDS {
             std::thread::yield_now();
-            yields += 1;
+            if self.waiting.load(Ordering::Relaxed) < before {
+                return;
+            }
         }
     }
 
