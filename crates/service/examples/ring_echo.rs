@@ -21,7 +21,7 @@ use tidegate_device::{Burst, Capabilities, Device, DeviceCounters, mem};
 use tidegate_engine::NetConfig;
 use tidegate_memory::Arena;
 use tidegate_service::attachment::{Attachment, SocketType};
-use tidegate_service::daemon::{AttachConfig, DEFAULT_COALESCING, Daemon, Quota};
+use tidegate_service::daemon::{AttachConfig, Daemon};
 use tidegate_service::{Geometry, Handle, SocketState};
 use tidegate_stack::{TcpOptions, UdpOptions};
 
@@ -96,14 +96,7 @@ fn start_daemon(
     let net = NetConfig::new(device).address("192.0.2.1/24".parse()?).seed([7; 16]).wrap(Box::new(
         |inner| Ok(Box::new(TurnDevice { inner, ready, echo: None, done, turns: 0 })),
     ));
-    let attach = AttachConfig {
-        path: path.to_owned(),
-        mode: 0o600,
-        group: None,
-        geometry: GEOMETRY,
-        coalescing: DEFAULT_COALESCING,
-        quota: Quota::default(),
-    };
+    let attach = AttachConfig::new(path, GEOMETRY);
     Ok(Daemon::start(net, attach, || Ok(()), Arc::new(|text: &str| eprintln!("{text}")))?)
 }
 

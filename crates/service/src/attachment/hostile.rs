@@ -15,7 +15,7 @@ use tidegate_memory::shared::SharedWords;
 use tidegate_stack::TcpOptions;
 
 use crate::attachment::Attachment;
-use crate::daemon::{AttachConfig, DEFAULT_COALESCING, Daemon, DaemonReport, Quota};
+use crate::daemon::{AttachConfig, Daemon, DaemonReport, Quota};
 use crate::ipc::command::Command;
 use crate::ipc::fd_passing::send_with_fds;
 use crate::ipc::handshake::{Hello, Shard, TransferOperation, send_hello};
@@ -45,14 +45,7 @@ impl DaemonTestbed {
         let (port, other_end) = mem::wire(&mem::MemConfig::default()).unwrap();
         let net = NetConfig::new(port).address("192.0.2.1/24".parse().unwrap());
         let path = folder.path().join("daemon.sock");
-        let attach = AttachConfig {
-            path: path.clone(),
-            mode: 0o600,
-            group: None,
-            geometry: GEOMETRY,
-            coalescing: DEFAULT_COALESCING,
-            quota,
-        };
+        let attach = AttachConfig { quota, ..AttachConfig::new(path.clone(), GEOMETRY) };
         let daemon = Daemon::start(net, attach, || Ok(()), Arc::new(|_: &str| {})).unwrap();
         Self { daemon, path, _other_end: other_end, _folder: folder }
     }

@@ -18,7 +18,7 @@ use tidegate_device::mem;
 use tidegate_engine::NetConfig;
 use tidegate_service::attachment::Attachment;
 use tidegate_service::daemon::{
-    AttachConfig, DEFAULT_COALESCING, Daemon, Quota, StartOptions, UpgradeMode,
+    AttachConfig, DEFAULT_COALESCING, Daemon, StartOptions, UpgradeMode,
 };
 use tidegate_service::{Geometry, Handle, SocketState};
 use tidegate_stack::TcpOptions;
@@ -112,14 +112,8 @@ impl DaemonPair {
                 FAMILIES.iter().zip([24, 64]).fold(NetConfig::new(port), |net, (family, len)| {
                     net.address(format!("{}/{len}", family[n]).parse().unwrap())
                 });
-            let attach = AttachConfig {
-                path: paths[n].clone(),
-                mode: 0o600,
-                group: None,
-                geometry: GEOMETRY,
-                coalescing,
-                quota: Quota::default(),
-            };
+            let attach =
+                AttachConfig { coalescing, ..AttachConfig::new(paths[n].clone(), GEOMETRY) };
             let start = StartOptions {
                 attach,
                 cores: cores.clone(),

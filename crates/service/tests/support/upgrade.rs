@@ -15,8 +15,7 @@ use tidegate_memory::Arena;
 use tidegate_service::Handle;
 use tidegate_service::attachment::Attachment;
 use tidegate_service::daemon::{
-    AttachConfig, ConfigFactory, DEFAULT_COALESCING, Daemon, Quota, StartError, StartOptions,
-    UpgradeMode,
+    AttachConfig, ConfigFactory, Daemon, StartError, StartOptions, UpgradeMode,
 };
 
 use super::{FAMILIES, GEOMETRY, TIMEOUT};
@@ -123,14 +122,7 @@ pub fn start(
     config_factory: ConfigFactory,
     drop_privileges: DropPrivileges,
 ) -> StartOptions<impl Fn(usize) -> io::Result<()> + Clone + Send + 'static, DropPrivileges> {
-    let attach = AttachConfig {
-        path: path.to_owned(),
-        mode: 0o600,
-        group: None,
-        geometry: GEOMETRY,
-        coalescing: DEFAULT_COALESCING,
-        quota: Quota::default(),
-    };
+    let attach = AttachConfig::new(path, GEOMETRY);
     let upgrade = UpgradeMode::Reopen(config_factory);
     let log = Arc::new(|_: &str| {});
     StartOptions {

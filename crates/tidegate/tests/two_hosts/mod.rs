@@ -9,9 +9,7 @@ use tempfile::TempDir;
 use tidegate::mem::{MemConfig, wire};
 use tidegate::{AddressProbe, FrameSize, Net, NetConfig, OpenError};
 use tidegate_service::Geometry;
-use tidegate_service::daemon::{
-    AttachConfig, DEFAULT_COALESCING, Daemon, DaemonReport, Quota, StartOptions, UpgradeMode,
-};
+use tidegate_service::daemon::{AttachConfig, Daemon, DaemonReport, StartOptions, UpgradeMode};
 
 /// Addresses of the first and of the second host, in each family.
 pub const FAMILIES: [[&str; 2]; 2] = [["192.0.2.1", "192.0.2.2"], ["2001:db8::1", "2001:db8::2"]];
@@ -69,14 +67,8 @@ fn start_options(
     impl Fn(usize) -> io::Result<()> + Clone + Send + 'static,
     impl Fn() -> io::Result<()> + Clone + Send + 'static,
 > {
-    let attach = AttachConfig {
-        path,
-        mode: 0o600,
-        group: None,
-        geometry: Geometry { sockets: 512, tcp_bytes: 1 << 15, udp_bytes: 1 << 17 },
-        coalescing: DEFAULT_COALESCING,
-        quota: Quota::default(),
-    };
+    let attach =
+        AttachConfig::new(path, Geometry { sockets: 512, tcp_bytes: 1 << 15, udp_bytes: 1 << 17 });
     StartOptions {
         attach,
         cores: cores..=cores,

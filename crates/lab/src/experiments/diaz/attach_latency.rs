@@ -26,7 +26,7 @@ use tidegate_gate::{self as gate, Mode};
 use tidegate_memory::shared::{Receiver, Region, Sender, WordRange, ring_words};
 use tidegate_service::Geometry;
 use tidegate_service::attachment::Attachment;
-use tidegate_service::daemon::{AttachConfig, DEFAULT_COALESCING, Daemon, Quota};
+use tidegate_service::daemon::{AttachConfig, Daemon};
 
 use self::spinning::Spinning;
 use crate::Experiment;
@@ -239,14 +239,10 @@ fn start_daemon(folder: &Path, core: usize) -> io::Result<(Daemon, DaemonChannel
     let gate = gate::Config::default().mode(Mode::Dedicated);
     let gate = gate::Settings::new(gate).map_err(io::Error::other)?;
     let address = "192.0.2.1/24".parse().map_err(io::Error::other)?;
-    let attach_config = AttachConfig {
-        path: folder.join("daemon.sock"),
-        mode: 0o600,
-        group: None,
-        geometry: Geometry { sockets: 1, tcp_bytes: 1 << 16, udp_bytes: 1 << 18 },
-        coalescing: DEFAULT_COALESCING,
-        quota: Quota::default(),
-    };
+    let attach_config = AttachConfig::new(
+        folder.join("daemon.sock"),
+        Geometry { sockets: 1, tcp_bytes: 1 << 16, udp_bytes: 1 << 18 },
+    );
     let path = attach_config.path.clone();
     let on_core_start = move || cpu::pin_this_thread(core).map_err(io::Error::other);
     let net = NetConfig::new(device).address(address).gate(gate);

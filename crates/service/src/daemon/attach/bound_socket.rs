@@ -7,6 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::daemon::DEFAULT_COALESCING;
 use crate::daemon::attachment_counts::AttachmentCounts;
 use crate::daemon::quota::Quota;
 use crate::ipc::layout::Geometry;
@@ -26,6 +27,15 @@ pub struct AttachConfig {
     pub coalescing: Duration,
     /// Resource limits of each application.
     pub quota: Quota,
+}
+
+impl AttachConfig {
+    /// Listener at `path` for processes of the daemon's own user, with the default wake-up coalescing
+    /// and limits.
+    pub fn new(path: impl Into<PathBuf>, geometry: Geometry) -> Self {
+        let (coalescing, quota) = (DEFAULT_COALESCING, Quota::default());
+        Self { path: path.into(), mode: 0o600, group: None, geometry, coalescing, quota }
+    }
 }
 
 /// Bound Unix socket on which no connection is accepted yet.

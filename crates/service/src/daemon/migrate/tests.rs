@@ -9,9 +9,7 @@ use tidegate_stack::UdpOptions;
 use crate::attachment::Attachment;
 use crate::daemon::core::load::FULL_PERMILLE;
 use crate::daemon::core::message::CoreMessage;
-use crate::daemon::{
-    AttachConfig, DEFAULT_COALESCING, Daemon, DaemonReport, Quota, StartOptions, UpgradeMode,
-};
+use crate::daemon::{AttachConfig, Daemon, DaemonReport, StartOptions, UpgradeMode};
 use crate::ipc::layout::Geometry;
 use std::sync::Arc;
 
@@ -32,14 +30,10 @@ impl Testbed {
         let addresses = ["192.0.2.1/24", "192.0.2.3/24"].map(|text| text.parse().unwrap());
         let net = addresses.into_iter().fold(NetConfig::new(port), NetConfig::address);
         let path = folder.path().join("daemon.sock");
-        let attach = AttachConfig {
-            path: path.clone(),
-            mode: 0o600,
-            group: None,
-            geometry: Geometry { sockets: 8, tcp_bytes: 4096, udp_bytes: 4096 },
-            coalescing: DEFAULT_COALESCING,
-            quota: Quota::default(),
-        };
+        let attach = AttachConfig::new(
+            path.clone(),
+            Geometry { sockets: 8, tcp_bytes: 4096, udp_bytes: 4096 },
+        );
         let start = StartOptions {
             attach,
             cores: 1..=3,

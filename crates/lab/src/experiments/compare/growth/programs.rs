@@ -18,7 +18,7 @@ use tidegate_load::Addressing;
 use tidegate_load::neighbour::{self, NeighbourEvent};
 use tidegate_load::template::{FrameTemplate, sum};
 use tidegate_service::Geometry;
-use tidegate_service::daemon::{AttachConfig, DEFAULT_COALESCING, Daemon, Quota};
+use tidegate_service::daemon::{AttachConfig, Daemon};
 
 use crate::error::LabError;
 use crate::testbed::cpu::{self, ThreadTime};
@@ -60,14 +60,10 @@ impl ProgramsTestbed {
         let config = MemConfig::default().macs([DRIVER_MAC, DAEMON_MAC]).capacity(2 * IN_FLIGHT);
         let (driver, device) = mem::wire(&config).map_err(failed())?;
         let path = folder.path().join("daemon.sock");
-        let attach = AttachConfig {
-            path: path.clone(),
-            mode: 0o600,
-            group: None,
-            geometry: Geometry { sockets: 1, tcp_bytes: 1 << 16, udp_bytes: 1 << 18 },
-            coalescing: DEFAULT_COALESCING,
-            quota: Quota::default(),
-        };
+        let attach = AttachConfig::new(
+            path.clone(),
+            Geometry { sockets: 1, tcp_bytes: 1 << 16, udp_bytes: 1 << 18 },
+        );
         let (started, thread) = mpsc::channel();
         let begin = move || {
             // The receiver takes the first thread only.

@@ -18,7 +18,7 @@ use serde_json::json;
 use tidegate::{Net, NetConfig};
 use tidegate_device::mem::{self, MemConfig};
 use tidegate_service::Geometry;
-use tidegate_service::daemon::{AttachConfig, DEFAULT_COALESCING, Daemon, Quota};
+use tidegate_service::daemon::{AttachConfig, Daemon};
 
 use self::kernel_pairs::KernelPairs;
 use self::pairs::{PlainPairs, RingPairs};
@@ -216,14 +216,10 @@ fn net_config() -> io::Result<NetConfig> {
 /// Starts a daemon on `core`, and attaches to it.
 fn attach(folder: &Path, core: usize) -> io::Result<(Net, Option<Daemon>)> {
     let path = folder.join("daemon.sock");
-    let attach_config = AttachConfig {
-        path: path.clone(),
-        mode: 0o600,
-        group: None,
-        geometry: Geometry { sockets: 128, tcp_bytes: 1 << 16, udp_bytes: 1 << 16 },
-        coalescing: DEFAULT_COALESCING,
-        quota: Quota::default(),
-    };
+    let attach_config = AttachConfig::new(
+        path.clone(),
+        Geometry { sockets: 128, tcp_bytes: 1 << 16, udp_bytes: 1 << 16 },
+    );
     let on_core_start = move || cpu::pin_this_thread(core).map_err(io::Error::other);
     let daemon = Daemon::start(net_config()?, attach_config, on_core_start, Arc::new(|_: &str| {}))
         .map_err(io::Error::other)?;
