@@ -66,7 +66,9 @@ impl ReportCommand {
         };
         let report = papers::make(&config)?;
         let provenance = Provenance::of_this_run(began.elapsed());
-        let json = serde_json::to_string_pretty(&provenance.record(&report.result))? + "\n";
+        let mut record = serde_json::to_value(provenance.record(&report.result))?;
+        record["results"] = serde_json::to_value(&report.results)?;
+        let json = serde_json::to_string_pretty(&record)? + "\n";
         let json_path = papers::json_path(&self.out);
         for (path, text) in [(&self.out, &report.page), (&json_path, &json)] {
             std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;

@@ -12,9 +12,11 @@ mod plan;
 mod runs;
 mod select;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use runs::Form;
+use serde_json::Value;
 
 use crate::LabError;
 use crate::published::PublishedTables;
@@ -47,6 +49,8 @@ pub struct Report {
     pub page: String,
     /// Figures, and a row for each table and figure of the papers.
     pub result: Experiment,
+    /// Results of the experiments, each as its own JSON file has it, by name.
+    pub results: BTreeMap<String, Value>,
     /// Failures of experiments, with their errors.
     pub failures: Vec<String>,
 }
@@ -68,7 +72,7 @@ pub fn make(config: &ReportConfig) -> Result<Report, LabError> {
         former.compare(&entries, &mut result);
     }
     let page = page::render(&entries, &result, &results, former.as_ref())?;
-    Ok(Report { page, result, failures })
+    Ok(Report { page, result, results: results.into_all(), failures })
 }
 
 /// Names of the experiments that the report runs.

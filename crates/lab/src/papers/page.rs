@@ -35,7 +35,8 @@ pub(super) fn render(
             let wall_seconds = result["wall_seconds"].as_f64().unwrap_or_default();
             let notes = Value::from(Serde(&result["notes"]));
             let (command, commit) = (result["command"].as_str(), result["commit"].as_str());
-            context!(name, json, wall_seconds, notes, command, commit)
+            let comparisons = Value::from(Serde(comparisons(result)));
+            context!(name, json, wall_seconds, notes, command, commit, comparisons)
         })
         .collect();
     let provenance = Provenance::of_this_run(std::time::Duration::ZERO);
@@ -59,6 +60,22 @@ fn papers(entries: &[Entry<'_>]) -> Vec<String> {
     let mut papers: Vec<String> = entries.iter().map(|entry| entry.plan.paper.clone()).collect();
     papers.dedup();
     papers
+}
+
+/// Comparisons of a result with the kernel: figure, value, the kernel's best way, all its ways.
+fn comparisons(result: &serde_json::Value) -> Vec<serde_json::Value> {
+    let all = result["comparisons"].as_array().into_iter().flatten();
+    let shown = |one: &serde_json::Value| {
+        let figure = one["figure"].as_str()?;
+        let rows = one["kernel_rows"].as_object()?;
+        let ways = rows.iter().map(|(way, rate)| {
+            format!("{way} {}", tidegate_load::format_number(rate.as_f64().unwrap_or_default()))
+        });
+        let value = result["figures"][figure].as_f64().map(tidegate_load::format_number);
+        let ways = ways.collect::<Vec<String>>().join(", ");
+        Some(json!({"figure": figure, "value": value, "best": one["kernel_best"], "ways": ways}))
+    };
+    all.filter_map(shown).collect()
 }
 
 /// JSON text as an address that a browser saves as a file.

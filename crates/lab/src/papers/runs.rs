@@ -160,6 +160,10 @@ impl RunResults {
         self.0.iter().map(|(name, result)| (name.as_str(), result))
     }
 
+    pub(super) fn into_all(self) -> BTreeMap<String, Value> {
+        self.0
+    }
+
     /// True if every comparison with the kernel names the kernel's best way.
     pub(super) fn name_kernel_best(&self) -> bool {
         let comparisons = self.0.values().filter_map(|result| result["comparisons"].as_array());

@@ -50,6 +50,8 @@ const MAX_READERS: usize = 1024;
 const LOCK_NAMING_PACKETS: u64 = 2_000;
 /// Datagrams of the run that counts releases: a breakpoint costs microseconds.
 const COUNTED_PACKETS: u64 = 2_000;
+/// The timer looks while this many times the datagrams are read, for enough looks.
+const SAMPLED_READS: u64 = 4;
 /// Pause between two paced reads: longer than the paper's socket lock was held.
 const PACE: Duration = Duration::from_micros(2);
 
@@ -212,7 +214,7 @@ fn notes(config: &ContentionConfig, result: &mut Experiment) {
          `elsewhere` sums the locks that this run did not record, such as those of the threads",
     );
     result.note(
-        "held_percent: looks of a timer of each processor, 20,000 a second, that find the lock held, \
+        "held_percent: looks of a timer of each processor, 5,000 a second, that find the lock held, \
          by whomever; rate_while_sampled is the rate meanwhile over the rate without. \
          releases_per_packet: writes of a free lock, counted by breakpoints in a run of its own. \
          held_mean_us is the time held over the releases: the functions of the kernel have no hook \
@@ -262,7 +264,7 @@ struct LockTrace {
     held: Vec<HeldLock>,
     /// Duration without tracing.
     seconds: f64,
-    /// Duration while a timer looks at the locks.
+    /// Duration, for as many datagrams, while a timer looks at the locks.
     sampled_seconds: f64,
 }
 
@@ -305,7 +307,8 @@ fn record(case: Case, fields: &StructFields) -> Result<LockTrace, LabError> {
         let seconds = read_all(packets)?;
         let locks = locks_of_socket(address, fields);
         let addresses: Vec<u64> = locks.iter().map(|lock| lock.1).collect();
-        let (shares, sampled_seconds) = observer.held_shares(&addresses, || read_all(packets))?;
+        let sampled = || read_all(SAMPLED_READS * packets);
+        let (shares, sampled_seconds) = observer.held_shares(&addresses, sampled)?;
         let counted = packets.min(COUNTED_PACKETS);
         let (releases, _) = observer.releases(&addresses, || read_all(counted))?;
         let counted = (counted * case.readers as u64) as f64;
@@ -322,7 +325,7 @@ fn record(case: Case, fields: &StructFields) -> Result<LockTrace, LabError> {
             lost_events: 0,
             held: held.collect(),
             seconds,
-            sampled_seconds,
+            sampled_seconds: sampled_seconds / SAMPLED_READS as f64,
         })
     })??;
     (recorded.events, recorded.lost_events) = instance.take()?;

@@ -20,7 +20,7 @@ static BPF_OBJECT: &[u8] = aya::include_bytes_aligned!("../../../../bpf/locks.bp
 /// Locks that can be observed at a time: a processor has four breakpoints.
 const MAX_LOCKS: usize = 4;
 /// Time between two looks of a processor's timer, in nanoseconds.
-const SAMPLE_PERIOD_NS: u64 = 50_000;
+const SAMPLE_PERIOD_NS: u64 = 200_000;
 
 /// Thread and addresses of locks, as the BPF program has them.
 type TargetWords = [u64; 1 + MAX_LOCKS];
