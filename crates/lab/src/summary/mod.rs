@@ -1,8 +1,9 @@
-//! The page of all results, docs/benchmarks.md: made of a template and of the JSON files of runs
-//! that are checked in under docs/benchmarks. Numbers of README.md are compared with the same
-//! files.
+//! The page of all results, docs/benchmarks.md: made of a template and of the results that are
+//! checked in, those of the report in docs/report/report.json and others under docs/benchmarks.
+//! Numbers of the other pages are compared with the same results; those of README.md come from the
+//! report.
 
-mod readme;
+mod marked_numbers;
 mod results;
 
 use std::fs;
@@ -19,21 +20,23 @@ use results::Results;
 /// Name of the template in errors.
 const TEMPLATE_NAME: &str = "docs/benchmarks.template.md";
 
+const README: &str = "README.md";
+
 /// Files of the page, from the root of the tree.
 #[derive(Clone, Debug)]
 pub struct Summary {
     root: PathBuf,
 }
 
-/// State of the page and of README.md.
+/// State of the page and of the numbers of the other pages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SummaryReport {
     /// The page, as the template and the results give it.
     pub page: String,
-    /// Errors: a page that is out of date, a wrong number in README.md.
+    /// Errors: a page that is out of date, a wrong number in another page.
     pub problems: Vec<String>,
-    /// Facts that the page itself states, such as results of several commits, and numbers of
-    /// README.md without a result.
+    /// Facts that the page itself states, such as results of several commits, and numbers of other
+    /// pages without a result.
     pub warnings: Vec<String>,
 }
 
@@ -52,13 +55,13 @@ impl Summary {
         fs::read_to_string(path).map_err(LabError::file(path))
     }
 
-    /// Renders the page, and compares it and README.md with what is checked in.
+    /// Renders the page, and compares it and the numbers of other pages with what is checked in.
     ///
     /// # Errors
     /// If a file cannot be read, a result is not one of an experiment, or the template names a
     /// figure or a row that a result lacks.
     pub fn check(&self) -> Result<SummaryReport, LabError> {
-        let results = Results::read(&self.root.join("docs/benchmarks"))?;
+        let results = Results::read(&self.root.join("docs"))?;
         let environment = environment();
         let context = results.context();
         let template = Self::read(&self.root.join(TEMPLATE_NAME))?;
@@ -69,15 +72,35 @@ impl Summary {
         // A page that is missing is out of date too.
         if fs::read_to_string(self.page_path()).ok().as_ref() != Some(&page) {
             problems.push(
-                "docs/benchmarks.md is not what its template and docs/benchmarks/*.json give: run \
+                "docs/benchmarks.md is not what its template and the results give: run \
                  `tidegate-lab summary`"
                     .to_owned(),
             );
         }
         let mut warnings = results.warnings();
-        let text = Self::read(&self.root.join("README.md"))?;
-        readme::compare(&text, &environment, &context, &mut problems, &mut warnings);
+        let of_report = results.context_of_report();
+        for name in self.other_pages()? {
+            let text = Self::read(&self.root.join(&name))?;
+            let context = if name == README { &of_report } else { &context };
+            let found = (&mut problems, &mut warnings);
+            marked_numbers::compare(&name, &text, &environment, context, found);
+        }
         Ok(SummaryReport { page, problems, warnings })
+    }
+
+    /// README.md and the pages under docs but that of the results, from the root, in order.
+    fn other_pages(&self) -> Result<Vec<String>, LabError> {
+        let folder = self.root.join("docs");
+        let mut pages = vec![README.to_owned()];
+        for entry in fs::read_dir(&folder).map_err(LabError::file(&folder))? {
+            let name = entry.map_err(LabError::file(&folder))?.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if name.ends_with(".md") && !name.starts_with("benchmarks.") {
+                pages.push(format!("docs/{name}"));
+            }
+        }
+        pages.sort();
+        Ok(pages)
     }
 }
 
@@ -137,6 +160,13 @@ mod tests {
                 tree.write(&format!("docs/benchmarks/{name}.json"), text);
             }
             tree
+        }
+
+        /// Writes a report with one result.
+        fn report(&self, name: &str, result: &str) {
+            fs::create_dir_all(self.0.path().join("docs/report")).unwrap();
+            let text = format!(r#"{{"experiment": "report", "results": {{"{name}": {result}}}}}"#);
+            self.write("docs/report/report.json", &text);
         }
 
         fn write(&self, path: &str, text: &str) {
@@ -225,14 +255,40 @@ Commit {{ run.commit }}, {{ run.date }}, {{ run.machine }}.
 | DNS | 388,123 | 1.67 | <!-- figures: thousands(dns.figures.tidegate_qps); fixed(dns.figures.qps_ratio) -->
 | flood | 12 | <!-- figures: k(livelock.figures.any) -->
 ";
-        let report = Tree::new("", readme, &[("dns", RESULT)]).check().unwrap();
+        let check = |readme: &str| {
+            let tree = Tree::new("", readme, &[]);
+            tree.report("dns", RESULT);
+            tree.check().unwrap()
+        };
+        let report = check(readme);
         assert_eq!(report.problems.len(), 1, "only the page: {report:?}");
         assert_eq!(report.warnings, ["README.md:3: no result for k(livelock.figures.any)"]);
-        let stale = readme.replace("1.67", "11.671");
-        let report = Tree::new("", &stale, &[("dns", RESULT)]).check().unwrap();
+        let report = check(&readme.replace("1.67", "11.671"));
         assert!(report.problems[1].starts_with("README.md:2: 1.67 is missing"), "{report:?}");
-        let wrong = readme.replace("qps_ratio", "gone");
-        let report = Tree::new("", &wrong, &[("dns", RESULT)]).check().unwrap();
+        let report = check(&readme.replace("qps_ratio", "gone"));
         assert!(report.problems[1].contains("README.md:2"), "{report:?}");
+    }
+
+    #[test]
+    fn readme_has_numbers_of_the_report_alone_and_pages_of_any_result() {
+        let line = "| DNS | 388,123 | <!-- figures: thousands(dns.figures.tidegate_qps) -->\n";
+        let tree = Tree::new("", line, &[("dns", RESULT)]);
+        tree.write("docs/dns.md", &line.replace("388,123", "388,124"));
+        let report = tree.check().unwrap();
+        assert_eq!(
+            report.warnings,
+            ["README.md:1: no result for thousands(dns.figures.tidegate_qps)"]
+        );
+        assert!(report.problems[1].starts_with("docs/dns.md:1: 388,123 is missing"), "{report:?}");
+    }
+
+    #[test]
+    fn result_is_in_the_report_or_beside_it() {
+        let tree = Tree::new("{{ dns.figures.qps_ratio | fixed }}\n", "", &[]);
+        tree.report("dns", RESULT);
+        assert_eq!(tree.check().unwrap().page, "1.67\n");
+        tree.write("docs/benchmarks/dns.json", RESULT);
+        let error = tree.check().unwrap_err().to_string();
+        assert!(error.contains("docs/benchmarks/dns.json"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers of README.md. A line may end with `<!-- figures: EXPRESSION; EXPRESSION -->`: what each
+//! Numbers of README.md and of the pages under docs. A line may end with `<!-- figures: EXPRESSION; EXPRESSION -->`: what each
 //! expression gives must stand in the line.
 
 use minijinja::Environment;
@@ -9,16 +9,17 @@ use super::text_of;
 const MARK: &str = "<!-- figures:";
 const END: &str = "-->";
 
-/// Compares every marked line of `text`.
+/// Compares every marked line of `text`, which is the file `name`. Adds to the problems, and to the
+/// warnings what has no result.
 pub(super) fn compare(
+    name: &str,
     text: &str,
     environment: &Environment<'_>,
     context: &Value,
-    problems: &mut Vec<String>,
-    warnings: &mut Vec<String>,
+    (problems, warnings): (&mut Vec<String>, &mut Vec<String>),
 ) {
     for (index, line) in text.lines().enumerate() {
-        let place = format!("README.md:{}", index + 1);
+        let place = format!("{name}:{}", index + 1);
         let Some((shown, comment)) = line.split_once(MARK) else { continue };
         let Some(expressions) = comment.trim_end().strip_suffix(END) else {
             problems.push(format!("{place}: the comment of the figures must end the line"));
