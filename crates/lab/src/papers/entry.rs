@@ -129,7 +129,7 @@ impl<'p> Entry<'p> {
     pub(super) fn to_json(&self) -> Value {
         json!({
             "id": self.plan.id,
-            "paper": self.plan.paper,
+            "publication": self.plan.paper,
             "source": self.plan.source,
             "title": self.plan.title,
             "claim": self.plan.claim,
@@ -141,7 +141,7 @@ impl<'p> Entry<'p> {
             "ratio": self.ratio.map(|ratio| round_to_thousandths(ratio.median)),
             "ratio_lowest": self.ratio.map(|ratio| round_to_thousandths(ratio.lowest)),
             "ratio_highest": self.ratio.map(|ratio| round_to_thousandths(ratio.highest)),
-            "published": self.published,
+            "paper": self.published,
             "kernel": self.kernel,
             "tidegate": self.tidegate,
             "simulated": self.simulated,

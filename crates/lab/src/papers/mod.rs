@@ -98,7 +98,7 @@ fn summarize(entries: &[Entry], results: &RunResults) -> Experiment {
     result.figure("entries", entries.len() as f64);
     result.figure("kernel_best_named", f64::from(u8::from(results.name_kernel_best())));
     result.rows = entries.iter().map(Entry::to_json).collect();
-    result.columns = vec!["paper", "source", "title", "state", "holds", "ratio", "ours"];
+    result.columns = vec!["publication", "source", "title", "state", "holds", "ratio", "ours"];
     result.note(
         "a ratio is Tidegate over the kernel at its best at the points that both have, or the inverse \
          where less is better: the median of the points, and the lowest and highest",

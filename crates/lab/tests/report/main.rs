@@ -67,7 +67,7 @@ fn report_shows_each_entry_and_measures_only_what_is_missing() {
     let rows = json["rows"].as_array().unwrap();
     let trace = rows.iter().find(|row| row["id"] == "rivera-trace").unwrap();
     assert_eq!(trace["state"], "reproduced", "{trace}");
-    for side in ["published", "kernel", "tidegate"] {
+    for side in ["paper", "kernel", "tidegate"] {
         assert!(!trace[side].as_array().unwrap().is_empty(), "{side}: {trace}");
     }
     assert!(trace["holds"].is_boolean() && trace["ratio"].as_f64() > Some(0.0), "{trace}");
@@ -88,7 +88,7 @@ fn report_shows_each_entry_and_measures_only_what_is_missing() {
     if has_programs("report in a browser", &["chromium"]) {
         // Of each entry what was published in numbers; of one what was measured.
         let published = |row: &&Value| {
-            row["published"].as_array().unwrap().iter().any(|point| point["y"].is_number())
+            row["paper"].as_array().unwrap().iter().any(|point| point["y"].is_number())
         };
         assert_fits(&second, rows.iter().filter(published).count() + 1);
     }
