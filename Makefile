@@ -10,7 +10,7 @@ else
 WORKSPACE = --workspace
 endif
 
-.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report measure-all check-all install uninstall clean
+.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report measure-all check-all install uninstall deb rpm clean
 
 # Builds the program, target/release/tidegate, the library that `tidegate run` loads, the laboratory,
 # target/release/tidegate-lab, and the C library, target/release/libtidegate.so and libtidegate.a.
@@ -27,6 +27,16 @@ install:
 # Removes what `make install` with the same variables has installed.
 uninstall:
 	@scripts/install uninstall
+
+# Makes Debian packages of a build, in target/package.
+deb: build
+	@scripts/setup deb
+	scripts/packages deb
+
+# Makes RPM packages of a build, in target/package.
+rpm: build
+	@scripts/setup rpm
+	scripts/packages rpm
 
 # Demonstrates a DNS server on real packets, beside the same server on kernel sockets.
 demo: build
