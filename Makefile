@@ -10,7 +10,7 @@ else
 WORKSPACE = --workspace
 endif
 
-.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report measure-all check-all install uninstall deb rpm clean
+.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report measure-all check-all install uninstall deb rpm package-test clean
 
 # Builds the program, target/release/tidegate, the library that `tidegate run` loads, the laboratory,
 # target/release/tidegate-lab, and the C library, target/release/libtidegate.so and libtidegate.a.
@@ -37,6 +37,12 @@ deb: build
 rpm: build
 	@scripts/setup rpm
 	scripts/packages rpm
+
+# Installs, uses, upgrades and removes the Debian packages in a Debian of their own, and runs the
+# container image.
+package-test: deb
+	@scripts/setup package-test
+	scripts/package-test
 
 # Demonstrates a DNS server on real packets, beside the same server on kernel sockets.
 demo: build
