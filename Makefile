@@ -10,7 +10,7 @@ else
 WORKSPACE = --workspace
 endif
 
-.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report measure-all check-all clean
+.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report measure-all check-all install uninstall deb rpm package-test clean
 
 # Builds the program, target/release/tidegate, the library that `tidegate run` loads, the laboratory,
 # target/release/tidegate-lab, and the C library, target/release/libtidegate.so and libtidegate.a.
@@ -18,6 +18,31 @@ build:
 	@scripts/setup build
 	$(CARGO) build --release --locked -p tidegate-cli -p tidegate-preload -p tidegate-lab -p tidegate-capi
 	scripts/c-library link $${CARGO_TARGET_DIR:-target}/release
+
+# Installs what `make build` has built, below PREFIX=/usr/local. DESTDIR, LIBDIR, SYSCONFDIR, UNITDIR,
+# ZSHDIR and STRIP: scripts/install.
+install:
+	@scripts/install install
+
+# Removes what `make install` with the same variables has installed.
+uninstall:
+	@scripts/install uninstall
+
+# Makes Debian packages of a build, in target/package.
+deb: build
+	@scripts/setup deb
+	scripts/packages deb
+
+# Makes RPM packages of a build, in target/package.
+rpm: build
+	@scripts/setup rpm
+	scripts/packages rpm
+
+# Installs, uses, upgrades and removes the Debian packages in a Debian of their own, and runs the
+# container image.
+package-test: deb
+	@scripts/setup package-test
+	scripts/package-test
 
 # Demonstrates a DNS server on real packets, beside the same server on kernel sockets.
 demo: build

@@ -3,13 +3,10 @@
 //! Such senders leave checksums and segmentation to their device. Without a line, a server that
 //! drops their packets looks like one that does not answer.
 
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidegate::{DropCounters, DropReason, Net};
+use tidegate::{DropCounters, DropReason};
 
-use crate::background::BackgroundThread;
 use crate::output::log;
 
 /// Interval at which the counters of a running server are looked at.
@@ -51,39 +48,6 @@ impl DropLog {
             )
         })
         .collect()
-    }
-}
-
-/// Thread that keeps the [`DropLog`] of a server's stack. Dropping it ends the thread.
-pub(crate) struct DropWatch {
-    end: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl DropWatch {
-    /// Starts the thread.
-    pub(crate) fn start(net: Net, background: BackgroundThread) -> std::io::Result<Self> {
-        let (end, ended) = channel();
-        let watch = move || {
-            background.apply();
-            let mut drop_log = DropLog::new();
-            while !drop_log.is_complete()
-                && ended.recv_timeout(CHECK_INTERVAL) == Err(RecvTimeoutError::Timeout)
-            {
-                drop_log.check(&net.counters().drops());
-            }
-        };
-        let thread = std::thread::Builder::new().name("drop-log".to_owned()).spawn(watch)?;
-        Ok(Self { end: Some(end), thread: Some(thread) })
-    }
-}
-
-impl Drop for DropWatch {
-    fn drop(&mut self) {
-        self.end = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

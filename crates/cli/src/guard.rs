@@ -1,6 +1,6 @@
 //! `tidegate guard`: admission control in front of a server on the kernel's stack.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -16,7 +16,7 @@ use tidegate_gate::admission::{Admission, Config};
 use crate::Failure;
 use crate::config::{self, AsText};
 use crate::host::attach_modes;
-use crate::process::{Startup, raise_priority, secret_seed};
+use crate::process::{Startup, announce_ready, raise_priority, secret_seed};
 use crate::reload::ReloadPart;
 use crate::sandbox::{Obstacle, UserOption};
 
@@ -65,8 +65,8 @@ impl Guard {
         raise_priority();
         let (sender, changes) = channel();
         let stop = startup.stop();
-        let _reload = startup.finish(vec![classes_part(self.config.clone(), sender)], None)?;
-        self.print_ready(&guard)?;
+        let _reload = startup.finish(vec![classes_part(self.config.clone(), sender)], &[])?;
+        self.announce_ready(&guard)?;
         let began = Instant::now();
         let period = Duration::from_nanos(Config::PERIOD_NS);
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {
@@ -81,12 +81,10 @@ impl Guard {
         self.report(guard.admission())
     }
 
-    fn print_ready(&self, guard: &KernelGuard) -> Result<(), Failure> {
+    fn announce_ready(&self, guard: &KernelGuard) -> io::Result<()> {
         let ports: Vec<_> = self.port.iter().map(ToString::to_string).collect();
         let mode = if guard.is_native() { "native" } else { "generic" };
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "ready: guard of {} on {} ({mode})", ports.join(", "), self.iface)?;
-        Ok(out.flush()?)
+        announce_ready(format_args!("guard of {} on {} ({mode})", ports.join(", "), self.iface))
     }
 
     fn report(&self, admission: &Admission) -> Result<(), Failure> {

@@ -26,6 +26,8 @@ mod router;
 mod run;
 mod sandbox;
 mod serve;
+mod server_watch;
+mod service_manager;
 mod ss;
 mod top;
 mod upgrade;

@@ -1,6 +1,7 @@
 //! This process: its start, the ready line for its parent, the stop flag, and the scheduling
 //! priority, and a secret seed.
 
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -11,20 +12,33 @@ use std::time::{Duration, Instant};
 use tidegate::Net;
 
 use crate::Failure;
-use crate::drop_log::DropWatch;
 use crate::reload::{ReloadPart, ReloadSignal, ReloadThread};
 use crate::sandbox::{Obstacle, Sandbox, UserOption};
+use crate::server_watch::ServerWatch;
+use crate::service_manager;
 
-/// Prints the ready line, by which the parent process knows that the server is serving.
-pub(crate) fn print_ready(
+/// Prints the ready line, by which the parent process knows that this process serves.
+pub(crate) fn print_ready_line(line: fmt::Arguments<'_>) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "ready: {line}")?;
+    out.flush()
+}
+
+/// Prints the ready line, and notifies the service manager.
+pub(crate) fn announce_ready(line: fmt::Arguments<'_>) -> std::io::Result<()> {
+    print_ready_line(line)?;
+    service_manager::notify_ready();
+    Ok(())
+}
+
+/// Announces that a server serves on these addresses.
+pub(crate) fn announce_server(
     name: &str,
     addresses: &[SocketAddr],
     backend: &str,
 ) -> std::io::Result<()> {
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "ready: {name} on {} by {backend}", addresses.join(", "))?;
-    out.flush()
+    announce_ready(format_args!("{name} on {} by {backend}", addresses.join(", ")))
 }
 
 /// Flag that is set on SIGINT, on SIGTERM, or at a time limit.
@@ -100,27 +114,33 @@ impl Startup {
         self.stop.flag()
     }
 
-    /// Gives up the privileges of a server that is ready. Reloads these parts at SIGHUP, and logs
-    /// drops of the stack, for as long as the returned value lives.
+    /// Gives up the privileges of a server that is ready. Reloads these parts at SIGHUP, and watches
+    /// the stacks, for as long as the returned value lives.
     pub(crate) fn finish(
         self,
         parts: Vec<ReloadPart>,
-        stack: Option<&Net>,
+        stacks: &[Net],
     ) -> Result<ServerThreads, Failure> {
         self.sandbox.enter()?;
         self.stop.start_timer();
         let background = self.reload.background();
         let reload = self.reload.start_thread()?;
         reload.serve(parts);
-        let watch = stack.map(|net| DropWatch::start(net.clone(), background)).transpose()?;
+        let watch = ServerWatch::start(stacks.to_vec(), background)?;
         Ok(ServerThreads { _reload: reload, _watch: watch })
     }
 }
 
-/// Threads beside a server, which end with this value.
+/// Threads beside a server, which end with this value, as does the service.
 pub(crate) struct ServerThreads {
     _reload: ReloadThread,
-    _watch: Option<DropWatch>,
+    _watch: ServerWatch,
+}
+
+impl Drop for ServerThreads {
+    fn drop(&mut self) {
+        service_manager::notify_stopping();
+    }
 }
 
 /// Nice increment for the highest priority of a thread without real-time scheduling.

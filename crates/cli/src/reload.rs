@@ -23,6 +23,7 @@ use crate::gate::GateOptions;
 use crate::host::HostOptions;
 use crate::output::log;
 use crate::sandbox::Sandbox;
+use crate::service_manager;
 
 /// Change that was checked: applies it, and returns what is in force now.
 pub(crate) type CheckedChange = Box<dyn FnOnce() -> Result<String, Failure>>;
@@ -65,6 +66,7 @@ impl ReloadSignal {
             background.apply();
             let Ok(mut parts) = received.recv() else { return };
             for _ in signals.forever() {
+                service_manager::notify_reloading();
                 let line = match reload(&mut parts) {
                     Ok(report) => format!("reloaded: {report}"),
                     Err(error) => {
@@ -78,6 +80,7 @@ impl ReloadSignal {
                     }
                 };
                 log(line);
+                service_manager::notify_ready();
             }
         })?;
         Ok(ReloadThread { handle, parts, thread: Some(thread) })

@@ -1,6 +1,5 @@
 //! `tidegate route` and `tidegate filter`.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -18,7 +17,7 @@ use crate::config::AsText;
 use crate::core_placement::{check_cores, check_cpus, run_on_cores};
 use crate::host::{address_probes, parse_route, pin_to};
 use crate::output::{log, print_line};
-use crate::process::Startup;
+use crate::process::{Startup, announce_ready};
 use crate::reload::ReloadPart;
 use crate::report::drops_json;
 use crate::sandbox::{Obstacle, UserOption};
@@ -186,16 +185,14 @@ impl RouteCommand {
         let stop = startup.stop();
         let _reload = startup.finish(vec![Box::new(|| {
             Err("a router reads its configuration only when it starts: restart it; its filter can be reloaded".into())
-        })], None)?;
+        })], &[])?;
         if let Some(path) = filter {
             warn_unless_accessible(&path);
         }
         let first = &mut forwarders[0];
         let kinds: Vec<_> = first.reports().into_iter().map(|report| report.kind).collect();
         first.on_ready(Box::new(move || {
-            let mut out = std::io::stdout().lock();
-            writeln!(out, "ready: route in mode {} by {}", mode.name(), kinds.join(", "))?;
-            out.flush()
+            announce_ready(format_args!("route in mode {} by {}", mode.name(), kinds.join(", ")))
         }));
         run_on_cores(forwarders.iter_mut().collect(), &core_cpus, &stop, |forwarder| {
             router::run(forwarder, priorities, &stop)
@@ -408,11 +405,8 @@ impl FilterCommand {
         startup.sandbox.give(&self.listen)?;
         let stop = startup.stop();
         let _reload =
-            startup.finish(vec![rules_part(self.rules.clone(), server.reloader())], None)?;
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "ready: filter with {count} rules at {}", self.listen.display())?;
-        out.flush()?;
-        drop(out);
+            startup.finish(vec![rules_part(self.rules.clone(), server.reloader())], &[])?;
+        announce_ready(format_args!("filter with {count} rules at {}", self.listen.display()))?;
         let report = server.run(&stop)?;
         if self.json {
             let report = json!({

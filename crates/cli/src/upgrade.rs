@@ -11,6 +11,7 @@ use tidegate_service::daemon::{DaemonReport, Versions};
 
 use crate::Failure;
 use crate::output::print_line;
+use crate::service_manager;
 
 /// Interval of the checks for the new daemon.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -61,6 +62,7 @@ impl Upgrade {
                 command.arg("--socket").arg(&self.socket);
             }
         }
+        service_manager::inherit_from(old.pid, &mut command);
         command.arg(TAKE_OVER).stdin(Stdio::null()).stdout(Stdio::null());
         let mut new = command.spawn()?;
         wait_until_serving(&self.socket, &mut new)?;

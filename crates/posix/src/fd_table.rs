@@ -16,19 +16,20 @@ const LOCK_COUNT: usize = 64;
 pub struct FdTable<T> {
     slots: [AtomicPtr<T>; MAX_FDS],
     locks: [Mutex<()>; LOCK_COUNT],
-    /// Highest descriptor that had an object; -1 when there was none.
-    highest_fd: AtomicI32,
+    /// First descriptor above all that had an object.
+    end_fd: AtomicI32,
 }
 
 impl<T: Clone> FdTable<T> {
-    /// Creates an empty table.
+    /// Creates an empty table. All its bytes are zero, so that a static takes no room in the file of a
+    /// library.
     #[allow(clippy::new_without_default, reason = "a table is a static of eight megabytes")]
     #[allow(clippy::large_stack_arrays, reason = "evaluated at compile time")]
     pub const fn new() -> Self {
         Self {
             slots: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_FDS],
             locks: [const { Mutex::new(()) }; LOCK_COUNT],
-            highest_fd: AtomicI32::new(-1),
+            end_fd: AtomicI32::new(0),
         }
     }
 
@@ -70,7 +71,8 @@ impl<T: Clone> FdTable<T> {
     /// Sets the object of the descriptor. Returns false when the descriptor is too high.
     pub fn insert(&self, fd: i32, object: T) -> bool {
         let Some(slot) = self.slot(fd) else { return false };
-        self.highest_fd.fetch_max(fd, Ordering::Relaxed);
+        // A slot below `MAX_FDS`: no overflow.
+        self.end_fd.fetch_max(fd + 1, Ordering::Relaxed);
         let new = Box::into_raw(Box::new(object));
         let _old = self.swap(fd, slot, new);
         true
@@ -106,7 +108,7 @@ impl<T: Clone> FdTable<T> {
 
     /// Descriptors from `first` to `last` (inclusive) that have an object.
     pub fn range(&self, first: u32, last: u32) -> impl Iterator<Item = i32> + '_ {
-        let highest = self.highest_fd.load(Ordering::Relaxed);
+        let highest = self.end_fd.load(Ordering::Relaxed) - 1;
         let last = i32::try_from(last).map_or(highest, |last| last.min(highest));
         let first = i32::try_from(first).unwrap_or(i32::MAX);
         (first..=last).filter(|&fd| self.contains(fd))

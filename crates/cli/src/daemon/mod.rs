@@ -5,9 +5,6 @@ mod privileges;
 
 use std::io::{ErrorKind, Write};
 use std::ops::RangeInclusive;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,9 +29,10 @@ use crate::drop_log::{CHECK_INTERVAL, DropLog};
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind};
 use crate::output::print_line;
-use crate::process::{raise_priority, stop_flag};
+use crate::process::{announce_ready, print_ready_line, raise_priority, stop_flag};
 use crate::reload::{NetSettings, ReloadSignal};
 use crate::sandbox::Sandbox;
+use crate::service_manager::{Watchdog, notify_stopping, notify_successor};
 
 /// Interval at which the main thread checks for the end of the network cores.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -259,15 +257,34 @@ impl DaemonCommand {
             // Any other error is the end of a core, which the daemon explains below.
             _ => {}
         }
-        let path = self.socket.display();
-        let printed = writeln!(
-            std::io::stdout(),
-            "ready: applications attach at {path}; kept {}",
-            kept.names()
-        );
-        if !self.take_over {
-            printed?;
+        let (path, kept) = (self.socket.display(), kept.names());
+        let ready = format!("applications attach at {path}; kept {kept}");
+        match self.take_over {
+            // The reader of the old daemon's output may have gone. The service manager knows that
+            // the service is ready, and learns of this process from the old daemon.
+            true => drop(print_ready_line(format_args!("{ready}"))),
+            false => announce_ready(format_args!("{ready}"))?,
         }
+        self.watch_until_stopped(&daemon, stop);
+        if daemon.is_running() {
+            notify_stopping();
+            if self.json {
+                print_line!("{}", serde_json::to_string(&daemon.report()?)?)?;
+            }
+        }
+        if let Some(successor) = daemon.stop()? {
+            control.into_iter().for_each(ControlSocket::hand_over);
+            notify_successor(successor);
+        }
+        Ok(())
+    }
+
+    /// Waits until the daemon is to stop or its cores end. Meanwhile logs drops, and reports to the
+    /// service manager that the cores answer.
+    fn watch_until_stopped(&self, daemon: &Daemon, stop: &AtomicBool) {
+        let watchdog = Watchdog::of_this_process();
+        let interval = watchdog.as_ref().map_or(CHECK_INTERVAL, Watchdog::interval);
+        let interval = interval.min(CHECK_INTERVAL);
         let (mut drop_log, mut last_check) = (DropLog::new(), Instant::now());
         while !stop.load(Ordering::Relaxed) && daemon.is_running() {
             match self.until_eof {
@@ -275,23 +292,17 @@ impl DaemonCommand {
                 true => {}
                 false => std::thread::sleep(POLL_INTERVAL),
             }
-            if last_check.elapsed() < CHECK_INTERVAL || drop_log.is_complete() {
+            let has_work = watchdog.is_some() || !drop_log.is_complete();
+            if last_check.elapsed() < interval || !has_work {
                 continue;
             }
             last_check = Instant::now();
-            // The end of a core is found by the next look.
+            // A core that hangs does not answer. The end of a core is found by the next look.
             if let Ok(drops) = daemon.controls().drops() {
                 drop_log.check(&drops);
+                watchdog.iter().for_each(Watchdog::notify);
             }
         }
-        if daemon.is_running() && self.json {
-            print_line!("{}", serde_json::to_string(&daemon.report()?)?)?;
-        }
-        if let Some(successor) = daemon.stop()? {
-            control.into_iter().for_each(ControlSocket::hand_over);
-            notify_service_manager(successor);
-        }
-        Ok(())
     }
 }
 
@@ -333,22 +344,4 @@ fn upgrade_mode(
             None => net,
         })
     }))
-}
-
-/// Tells the service manager the process id of the new daemon, before this process ends
-/// (`sd_notify(3)`).
-fn notify_service_manager(pid: u32) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let name = path.as_bytes();
-    let address = match name.strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name),
-        None => SocketAddr::from_pathname(&path),
-    };
-    let send = |address| {
-        UnixDatagram::unbound()?.send_to_addr(format!("MAINPID={pid}").as_bytes(), &address)
-    };
-    if let Err(error) = address.and_then(send) {
-        // A failed write of the log line cannot be reported anywhere.
-        let _ = writeln!(std::io::stderr(), "could not notify the service manager: {error}");
-    }
 }

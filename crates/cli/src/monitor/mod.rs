@@ -2,7 +2,7 @@
 
 mod output;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ use tidegate_gate::{Config, Mode, Quota, Settings};
 use crate::Failure;
 use crate::choices::choices;
 use crate::host::pin_to;
-use crate::process::{Startup, secret_seed};
+use crate::process::{Startup, announce_ready, secret_seed};
 use crate::sandbox::UserOption;
 
 /// Port of collectors (RFC 7011 section 10.3.4).
@@ -140,13 +140,10 @@ impl MonitorCommand {
         let stop = startup.stop();
         let _reload = startup.finish(
             vec![Box::new(|| Err("a monitor has no configuration to read again".into()))],
-            None,
+            &[],
         )?;
         let mode = self.mode.unwrap_or_default().name();
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "ready: monitor of {} in mode {mode}", self.iface)?;
-        out.flush()?;
-        drop(out);
+        announce_ready(format_args!("monitor of {} in mode {mode}", self.iface))?;
         let mut reports = 0;
         let clears = std::io::stdout().is_terminal();
         monitor.run(&stop, &mut |report: &Report| {

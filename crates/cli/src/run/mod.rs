@@ -271,9 +271,7 @@ pub(crate) fn library() -> Result<PathBuf, Failure> {
     }
     let executable_path = std::env::current_exe()?;
     let folder = executable_path.parent().unwrap_or(Path::new("/"));
-    let candidates = [folder.join(LIBRARY_NAME), folder.join("../lib/tidegate").join(LIBRARY_NAME)];
-    let found = candidates.iter().find(|path| path.is_file());
-    found.cloned().ok_or_else(|| {
+    library_of(folder).ok_or_else(|| {
         format!(
             "{LIBRARY_NAME} is neither in {} nor in {}: `make build` builds it, or set \
              {LIBRARY_VARIABLE} to its path",
@@ -282,4 +280,34 @@ pub(crate) fn library() -> Result<PathBuf, Failure> {
         )
         .into()
     })
+}
+
+/// Library of the program in `folder`: beside the program in a build, in a folder of its own in an
+/// installation.
+fn library_of(folder: &Path) -> Option<PathBuf> {
+    let candidates = [folder.join(LIBRARY_NAME), folder.join("../lib/tidegate").join(LIBRARY_NAME)];
+    candidates.into_iter().find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn library_is_found_in_a_build_and_in_an_installation() {
+        let prefix = tempfile::tempdir().unwrap();
+        let (bin, lib) = (prefix.path().join("bin"), prefix.path().join("lib/tidegate"));
+        for folder in [&bin, &lib] {
+            std::fs::create_dir_all(folder).unwrap();
+        }
+        assert_eq!(library_of(&bin), None);
+        std::fs::write(lib.join(LIBRARY_NAME), "").unwrap();
+        let installed = library_of(&bin).unwrap();
+        assert_eq!(
+            installed.canonicalize().unwrap(),
+            lib.join(LIBRARY_NAME).canonicalize().unwrap()
+        );
+        std::fs::write(bin.join(LIBRARY_NAME), "").unwrap();
+        assert_eq!(library_of(&bin), Some(bin.join(LIBRARY_NAME)));
+    }
 }

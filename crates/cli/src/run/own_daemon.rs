@@ -13,6 +13,7 @@ use crate::config;
 use crate::daemon::{BACKGROUND, UNTIL_EOF};
 use crate::gate::GateOptions;
 use crate::host::HostOptions;
+use crate::service_manager;
 
 /// Variable with the number of the descriptor that all processes of the application keep open: the
 /// daemon ends when none has it.
@@ -46,6 +47,8 @@ impl OwnDaemon {
         if let Some(config) = config {
             daemon.arg("--config").arg(config);
         }
+        // The service, if this process is one, is the application.
+        service_manager::hide_from(&mut daemon);
         let status = daemon.stdin(Stdio::from(reader)).stdout(Stdio::null()).status()?;
         if !status.success() {
             return Err("the application needs a daemon of its own, which did not start for the \

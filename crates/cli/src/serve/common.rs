@@ -25,7 +25,7 @@ use crate::control::{ControlSocket, NetCores};
 use crate::core_placement::{check_cores, check_cpus, pin_thread, run_on_cores};
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind};
-use crate::process::{ServerThreads, Startup, print_ready, raise_priority};
+use crate::process::{ServerThreads, Startup, announce_server, raise_priority};
 use crate::reload::{NetSettings, ReloadPart};
 use crate::report::ServeReport;
 use crate::sandbox::{Obstacle, UserOption};
@@ -316,8 +316,8 @@ impl ServerOptions {
         };
         let set_count = if self.reuse_port { self.readers } else { 1 };
         let sets = (0..set_count).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
-        let _reload = startup.finish(reload, None)?;
-        print_ready(name, addresses, "kernel sockets")?;
+        let _reload = startup.finish(reload, &[])?;
+        announce_server(name, addresses, "kernel sockets")?;
         if self.has_reader_threads() {
             let responders = vec![responder; self.readers];
             let on_start = |number| pin_thread("reader", &self.reader_cpus, number);
@@ -353,8 +353,8 @@ impl ServerOptions {
         let control = control.map(|path| ControlSocket::listen(path, NetCores(nets.to_vec())));
         let _control = control.transpose()?;
         nets[0].wait_for_addresses()?;
-        let _reload = startup.finish(reload, Some(&nets[0]))?;
-        print_ready_on(&nets[0], name, addresses)?;
+        let _reload = startup.finish(reload, nets)?;
+        announce_server_on(&nets[0], name, addresses)?;
         if !self.has_reader_threads() {
             let cores = nets.iter().zip(sockets).zip(listeners);
             let cores = cores.map(|all| (all, responder.clone())).collect();
@@ -455,11 +455,11 @@ fn listen(
     nets.iter().map(listen).collect()
 }
 
-/// Prints the ready line, by which the parent process knows that the server is serving.
-fn print_ready_on(net: &Net, name: &str, addresses: &[SocketAddr]) -> std::io::Result<()> {
+/// Announces that a server serves on these addresses of a stack.
+fn announce_server_on(net: &Net, name: &str, addresses: &[SocketAddr]) -> std::io::Result<()> {
     let capabilities = net.capabilities();
     let backend = format!("{} ({})", capabilities.kind, capabilities.detail);
-    print_ready(name, addresses, &backend)
+    announce_server(name, addresses, &backend)
 }
 
 /// Stacks with TCP listeners, before they serve.
@@ -495,8 +495,8 @@ impl StreamServer {
         parts.push(settings.into_part(NetCores(nets.clone()))?);
         nets[0].wait_for_addresses()?;
         let stop = startup.stop();
-        let reload = startup.finish(parts, Some(&nets[0]))?;
-        print_ready_on(&nets[0], name, &addresses)?;
+        let reload = startup.finish(parts, &nets)?;
+        announce_server_on(&nets[0], name, &addresses)?;
         Ok(ReadyServer { nets, listeners, cpus, stop, _threads: (reload, control) })
     }
 }

@@ -16,7 +16,7 @@ use super::common::{ServerOptions, nonzero_port};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
-use crate::process::print_ready;
+use crate::process::announce_server;
 use crate::report::ServeReport;
 
 /// Flags of `serve echo`.
@@ -96,8 +96,8 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
         let (stop, mut reload) = (startup.stop(), None);
         let addresses = host.kernel_addresses(port);
         let ready = || {
-            reload = Some(startup.finish(Vec::new(), None).map_err(std::io::Error::other)?);
-            print_ready("echo", &addresses, "kernel sockets")
+            reload = Some(startup.finish(Vec::new(), &[]).map_err(std::io::Error::other)?);
+            announce_server("echo", &addresses, "kernel sockets")
         };
         if echo.io_uring {
             serve_uring_echo(&addresses, &stop, &served, ready)?;

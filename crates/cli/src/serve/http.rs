@@ -21,7 +21,7 @@ use super::limits::{set_connections, set_memory, set_timeout};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
-use crate::process::print_ready;
+use crate::process::announce_server;
 use crate::reload::ReloadPart;
 use crate::report::ServeReport;
 use crate::sandbox::warn_unless_accessible;
@@ -131,9 +131,9 @@ impl HttpCommand {
             let (stop, mut reload) = (startup.stop(), None);
             let addresses = host.kernel_addresses(port);
             let ready = || {
-                reload = Some(startup.finish(vec![part], None).map_err(io::Error::other)?);
+                reload = Some(startup.finish(vec![part], &[]).map_err(io::Error::other)?);
                 root.inspect(|root| warn_unless_accessible(root));
-                print_ready("http", &addresses, "kernel sockets")
+                announce_server("http", &addresses, "kernel sockets")
             };
             serve_http_kernel(&addresses, &service, settings, &stop, ready)?;
             return ServeReport::kernel("http", &served(&service)).print(common.json);

@@ -14,7 +14,7 @@ use super::limits::{set_connections, set_memory, set_timeout};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
-use crate::process::print_ready;
+use crate::process::announce_server;
 use crate::reload::ReloadPart;
 use crate::report::ServeReport;
 use crate::sandbox::warn_unless_accessible;
@@ -107,9 +107,9 @@ impl NfsCommand {
             let (stop, mut reload) = (startup.stop(), None);
             let addresses = host.kernel_addresses(port);
             let ready = || {
-                reload = Some(startup.finish(vec![part], None).map_err(io::Error::other)?);
+                reload = Some(startup.finish(vec![part], &[]).map_err(io::Error::other)?);
                 warn_unless_accessible(directory);
-                print_ready("nfs", &addresses, "kernel sockets")
+                announce_server("nfs", &addresses, "kernel sockets")
             };
             serve_nfs_kernel(&addresses, &service, &stop, ready)?;
             return ServeReport::kernel("nfs", service.counters()).print(json);
