@@ -10,7 +10,7 @@ else
 WORKSPACE = --workspace
 endif
 
-.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report measure-all check-all install uninstall deb rpm package-test clean
+.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report docs measure-all check-all install uninstall deb rpm package-test clean
 
 # Builds the program, target/release/tidegate, the library that `tidegate run` loads, the laboratory,
 # target/release/tidegate-lab, and the C library, target/release/libtidegate.so and libtidegate.a.
@@ -135,6 +135,11 @@ lab-dns: build
 programs:
 	@scripts/setup programs
 	$(CARGO) test --locked -p tidegate-cli --test program_table -- --ignored --nocapture
+
+# Makes the documentation a book, target/book/html/index.html.
+docs:
+	@scripts/setup docs
+	scripts/book
 
 # Repeats the tables and figures of the five papers, in 100 minutes, and writes report.html and
 # report.json. Results of the current commit are not measured again. A first look, in some 10 minutes:

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tidegate_apps::filter::FilterRules;
+use tidegate_wire::DropReason;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -18,7 +19,40 @@ fn pages() -> Vec<String> {
     let docs = std::fs::read_dir(root().join("docs")).unwrap();
     let docs = docs.map(|entry| format!("docs/{}", entry.unwrap().file_name().to_str().unwrap()));
     let top = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"];
-    docs.filter(|page| page.ends_with(".md")).chain(top.map(str::to_owned)).collect()
+    let crates = std::fs::read_dir(root().join("crates")).unwrap();
+    let crates = crates
+        .map(|entry| format!("crates/{}/README.md", entry.unwrap().file_name().to_str().unwrap()));
+    let pages = docs.filter(|page| page.ends_with(".md")).chain(top.map(str::to_owned));
+    pages.chain(crates).collect()
+}
+
+/// Each page is in the book.
+#[test]
+fn book_has_every_page() {
+    let summary = read("docs/SUMMARY.md");
+    let docs = std::fs::read_dir(root().join("docs")).unwrap();
+    let names = docs.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned());
+    for name in names.filter(|name| name.ends_with(".md")) {
+        let is_source = matches!(name.as_str(), "SUMMARY.md" | "benchmarks.template.md");
+        assert!(is_source || summary.contains(&format!("]({name})")), "{name} is not in the book");
+    }
+}
+
+/// The page of drop reasons has the table of the code; `TIDEGATE_GOLDEN=write` writes the page.
+#[test]
+fn page_of_drop_reasons_is_that_of_the_code() {
+    const PAGE: &str = "docs/drop-reasons.md";
+    let page = read(PAGE);
+    let (head, _) = page.split_once("|---|---|---|\n").unwrap();
+    let rows = DropReason::ALL
+        .iter()
+        .map(|reason| format!("| `{reason}` | {} | {} |\n", reason.severity(), reason.sentence()));
+    let made = format!("{head}|---|---|---|\n{}", rows.collect::<String>());
+    if std::env::var("TIDEGATE_GOLDEN").is_ok_and(|value| value == "write") {
+        std::fs::write(root().join(PAGE), &made).unwrap();
+    } else {
+        assert!(page == made, "{PAGE} is old: run this test with TIDEGATE_GOLDEN=write");
+    }
 }
 
 /// Lines of all code blocks in one language.
