@@ -142,7 +142,7 @@ impl hyper::service::Service<Request<Incoming>> for Handler {
                 HandlerFuture::Waiting(Box::pin(self.clone().refuse_late(request, retry_after)))
             }
             Entry::Refuse(retry_after) => {
-                HandlerFuture::Ready(Some(self.service.refuse(&request, retry_after)))
+                HandlerFuture::Ready(Some(self.refuse(&request, retry_after)))
             }
             Entry::Wait(ticket) => {
                 HandlerFuture::Waiting(Box::pin(self.clone().wait(request, ticket)))
@@ -154,8 +154,21 @@ impl hyper::service::Service<Request<Incoming>> for Handler {
 impl Handler {
     fn respond(&self, request: Request<Incoming>) -> Response<ResponseBody> {
         self.exchange.set_refused(false);
+        let log = self.service.access_log();
+        let line = log.map(|log| log.begin(self.peer, &request));
         let mut response = self.service.respond(request);
+        if let (Some(log), Some(line)) = (log, line) {
+            log.write(line, &response);
+        }
         response.body_mut().attach(&self.exchange);
+        response
+    }
+
+    fn refuse(&self, request: &Request<Incoming>, retry_after: u32) -> Response<ResponseBody> {
+        let response = self.service.refuse(request, retry_after);
+        if let Some(log) = self.service.access_log() {
+            log.write(log.begin(self.peer, request), &response);
+        }
         response
     }
 
@@ -166,13 +179,13 @@ impl Handler {
         retry_after: u32,
     ) -> Response<ResponseBody> {
         sleep(REFUSAL_DELAY).await;
-        self.service.refuse(&request, retry_after)
+        self.refuse(&request, retry_after)
     }
 
     /// Responds when it is the turn of the request.
     async fn wait(self, request: Request<Incoming>, ticket: Ticket) -> Response<ResponseBody> {
         let Ok(turn) = ticket.granted.await else {
-            return self.service.refuse(&request, ticket.retry_after);
+            return self.refuse(&request, ticket.retry_after);
         };
         let mut response = self.respond(request);
         drop(turn);

@@ -4,12 +4,14 @@
 //! Tidegate, [`serve_http_kernel`] on kernel sockets. [`HttpLimits`] bound the memory and the
 //! time of connections; [`HttpRequests`] say which requests are served first under overload.
 
+mod access_log;
 mod api;
 mod body;
 mod channel;
 mod conditions;
 mod connection;
 mod descriptors;
+mod durations;
 mod exchange;
 mod files;
 mod ledger;
@@ -21,7 +23,9 @@ mod serve;
 mod service;
 mod settings;
 
+pub use access_log::AccessLog;
 pub use body::ResponseBody;
+pub use durations::DurationCounts;
 pub use files::DocumentRoot;
 pub use limits::HttpLimits;
 pub use listener::{HttpListener, HttpStream};

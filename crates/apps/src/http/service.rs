@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
 
 use hyper::body::{Body, Incoming};
 use hyper::header::{
@@ -15,10 +16,12 @@ use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use serde_json::{Value, json};
 
+use super::access_log::AccessLog;
 use super::api;
 use super::body::ResponseBody;
 use super::conditions::ConditionalOutcome;
 use super::descriptors::is_out_of_descriptors;
+use super::durations::DurationCounts;
 use super::files::{DocumentRoot, FileEntry, FileLookup};
 use super::response::{build_response, method_not_allowed, status_response};
 use super::settings::HttpSettings;
@@ -47,6 +50,8 @@ pub struct HttpCounters {
     pub session_requests: AtomicU64,
     /// Requests of admitted sessions that were refused.
     pub session_requests_refused: AtomicU64,
+    /// Time that responses took to make, without their transfer.
+    pub durations: DurationCounts,
 }
 
 impl HttpCounters {
@@ -84,6 +89,7 @@ pub struct Service {
     extra_status: ExtraStatus,
     /// Work before each response, in iterations.
     work_iterations: u64,
+    access_log: Option<AccessLog>,
 }
 
 /// Settings that have replaced those of the server's start.
@@ -114,12 +120,23 @@ impl Service {
             counters: HttpCounters::default(),
             extra_status: Box::new(extra_status),
             work_iterations: 0,
+            access_log: None,
         })
     }
 
     /// Does this many iterations of work before each response, in place of an application's work.
     pub fn with_work(self, work_iterations: u64) -> Self {
         Self { work_iterations, ..self }
+    }
+
+    /// Logs each request.
+    pub fn with_access_log(self, access_log: Option<AccessLog>) -> Self {
+        Self { access_log, ..self }
+    }
+
+    /// Log of the requests, if there is one.
+    pub fn access_log(&self) -> Option<&AccessLog> {
+        self.access_log.as_ref()
     }
 
     /// Replaces the document root and the settings while the server runs. Requests in progress and
@@ -154,10 +171,13 @@ impl Service {
 
     /// Answers one request.
     pub fn respond(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+        let began = Instant::now();
         if self.work_iterations > 0 {
             work::spend(self.work_iterations);
         }
-        self.finish(if has_valid_host(&request) { self.route(request) } else { bad_request() })
+        let response = if has_valid_host(&request) { self.route(request) } else { bad_request() };
+        self.counters.durations.record(began.elapsed());
+        self.finish(response)
     }
 
     /// Refuses one request, without work for it. A body that has not arrived is not waited for.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use tidegate::{Arena, DropCounters, DropReason};
 use tidegate_device::{Burst, Device, DeviceCounters};
@@ -79,6 +80,15 @@ pub struct InterfaceReport {
 /// Function that is called once a router's own addresses are known to be unique.
 pub type ReadyCallback = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
+/// Function that is called at intervals, with the router's counters at hand.
+pub type IntervalCallback = Box<dyn FnMut(&mut Forwarder) + Send>;
+
+/// Function to call at intervals, and when it is due.
+struct IntervalCall {
+    callback: IntervalCallback,
+    interval_ns: u64,
+}
+
 /// Router engine: devices, an arena, interfaces, a gate, and optionally a packet filter.
 pub struct Forwarder {
     // Devices come first: they are closed before the arena, to which the kernel may still be
@@ -105,6 +115,8 @@ pub struct Forwarder {
     /// Receive turns with frames since the last sleep.
     turns_since_sleep: u32,
     counters: ForwarderCounters,
+    interval_call: Option<IntervalCall>,
+    interval_call_at_ns: u64,
 }
 
 impl Forwarder {
@@ -143,6 +155,8 @@ impl Forwarder {
             filter_expiry_at_ns: 0,
             turns_since_sleep: 0,
             counters: ForwarderCounters::default(),
+            interval_call: None,
+            interval_call_at_ns: u64::MAX,
         }
     }
 
@@ -166,6 +180,13 @@ impl Forwarder {
     /// probed.
     pub fn on_ready(&mut self, on_ready: ReadyCallback) {
         self.on_ready = Some(on_ready);
+    }
+
+    /// Calls `callback` soon, and then at this interval.
+    pub fn call_each(&mut self, interval: Duration, callback: IntervalCallback) {
+        let interval_ns = interval.as_nanos() as u64;
+        self.interval_call = Some(IntervalCall { callback, interval_ns });
+        self.interval_call_at_ns = 0;
     }
 
     /// Checks the own addresses while they are probed.
@@ -238,6 +259,13 @@ impl Forwarder {
             let (router, arena) = (&mut self.router, &mut self.arena);
             filter.expire(now_ns, &mut |transit, reason| router.discard(transit, reason, arena));
             self.report_filter_level();
+        }
+        if now_ns >= self.interval_call_at_ns
+            && let Some(mut call) = self.interval_call.take()
+        {
+            self.interval_call_at_ns = now_ns + call.interval_ns;
+            (call.callback)(self);
+            self.interval_call = Some(call);
         }
     }
 

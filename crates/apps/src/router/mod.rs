@@ -15,7 +15,9 @@ mod open;
 mod run;
 mod sys;
 
-pub use forwarder::{Forwarder, ForwarderCounters, ForwarderStep, InterfaceReport, ReadyCallback};
+pub use forwarder::{
+    Forwarder, ForwarderCounters, ForwarderStep, InterfaceReport, IntervalCallback, ReadyCallback,
+};
 pub use open::{
     InterfaceSpec, InterfaceSpecError, RouterConfig, RouterDevice, RouterError, open, open_cores,
 };

@@ -44,14 +44,18 @@ impl RouterDevice {
     /// the name of the interface.
     fn share_queues(&mut self, cores: usize) -> String {
         match self {
-            Self::Xdp(xdp) => {
-                xdp.cores = cores;
-                xdp.interface.clone()
-            }
-            Self::Packet(packet) => {
-                packet.cores = cores;
-                packet.interface.clone()
-            }
+            Self::Xdp(xdp) => xdp.cores = cores,
+            Self::Packet(packet) => packet.cores = cores,
+            Self::Tap(_) | Self::Dpdk(_) | Self::Mem(_) => {}
+        }
+        self.name()
+    }
+
+    /// Name of the interface.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Xdp(xdp) => xdp.interface.clone(),
+            Self::Packet(packet) => packet.interface.clone(),
             Self::Tap(tap) => tap.name.clone(),
             Self::Dpdk(device) => device.device.clone(),
             Self::Mem(_) => "the in-memory link".to_owned(),
