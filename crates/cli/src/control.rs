@@ -111,6 +111,11 @@ fn parse_setting(text: &str) -> Result<(String, String), Failure> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
+/// Returns the state of the server with this control socket, as JSON.
+pub(crate) fn query(socket: &Path) -> Result<Value, Failure> {
+    Ok(serde_json::to_value(send_request(socket, &Request::Set(Vec::new()))?)?)
+}
+
 fn send_request(socket: &Path, request: &Request) -> io::Result<Response> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(TIMEOUT))?;

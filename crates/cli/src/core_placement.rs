@@ -8,7 +8,6 @@ use tidegate_device::sharded::MAX_CORES;
 
 use crate::Failure;
 use crate::host::pin_to;
-use crate::output::log;
 
 /// Checks a number of network cores.
 pub(crate) fn check_cores(cores: usize) -> Result<(), Failure> {
@@ -32,7 +31,7 @@ pub(crate) fn check_cpus(flag: &'static str, cpus: &[usize]) -> Result<(), Failu
 pub(crate) fn pin_thread(what: &str, cpus: &[usize], number: usize) {
     // Each processor was tried when the command started.
     if let Some(Err(error)) = cpus.iter().cycle().nth(number).map(|&cpu| pin_to(cpu)) {
-        log(format_args!("{what} {number}: {error}"));
+        tracing::warn!("{what} {number}: {error}");
     }
 }
 

@@ -53,7 +53,7 @@ enum Verdict {
 
 /// One check and its result.
 #[derive(Serialize)]
-struct Finding {
+pub(crate) struct Finding {
     subject: String,
     verdict: Verdict,
     what: String,
@@ -75,17 +75,10 @@ impl Finding {
 
 impl Doctor {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let interfaces = match &self.iface {
-            Some(name) => vec![Interface::by_name(name)?],
-            None => Interface::all()?,
+        let findings = match &self.iface {
+            Some(name) => findings(&[Interface::by_name(name)?], &self.socket)?,
+            None => all_findings(&self.socket)?,
         };
-        let mut findings = machine_findings();
-        findings.extend(dpdk::findings());
-        findings.extend([library(), daemon(&self.socket)]);
-        findings.extend(left_behind());
-        for interface in interfaces.iter().filter(|interface| !interface.loopback) {
-            check_interface(interface, &mut findings)?;
-        }
         if self.json {
             print_line!("{}", serde_json::to_string_pretty(&findings)?)?;
             return Ok(());
@@ -103,6 +96,22 @@ impl Doctor {
         }
         Ok(())
     }
+}
+
+/// Returns the checks of the machine and of every interface.
+pub(crate) fn all_findings(socket: &Path) -> Result<Vec<Finding>, Failure> {
+    findings(&Interface::all()?, socket)
+}
+
+fn findings(interfaces: &[Interface], socket: &Path) -> Result<Vec<Finding>, Failure> {
+    let mut findings = machine_findings();
+    findings.extend(dpdk::findings());
+    findings.extend([library(), daemon(socket)]);
+    findings.extend(left_behind());
+    for interface in interfaces.iter().filter(|interface| !interface.loopback) {
+        check_interface(interface, &mut findings)?;
+    }
+    Ok(findings)
 }
 
 /// Returns the checks that do not depend on an interface.

@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use tidegate::{DropCounters, DropReason};
 
-use crate::output::log;
-
 /// Interval at which the counters of a running server are looked at.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -34,7 +32,9 @@ impl DropLog {
 
     /// Logs the reasons for which packets were dropped since the last call, unless logged before.
     pub(crate) fn check(&mut self, drops: &DropCounters) {
-        self.new_lines(drops).iter().for_each(log);
+        for line in self.new_lines(drops) {
+            tracing::warn!("{line}");
+        }
     }
 
     fn new_lines(&mut self, drops: &DropCounters) -> Vec<String> {

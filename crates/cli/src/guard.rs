@@ -14,8 +14,9 @@ use tidegate_engine::guard::{KernelGuard, WatchedPort, policy};
 use tidegate_gate::admission::{Admission, Config};
 
 use crate::Failure;
-use crate::config::{self, AsText};
+use crate::config::{self, AsText, ConfigChanges};
 use crate::host::attach_modes;
+use crate::metrics::{Latest, MetricsOption, PUBLISH_INTERVAL, Readings, guard_readings};
 use crate::process::{Startup, announce_ready, raise_priority, secret_seed};
 use crate::reload::ReloadPart;
 use crate::sandbox::{Obstacle, UserOption};
@@ -41,6 +42,8 @@ pub(crate) struct Guard {
     #[arg(long, value_parser = attach_modes(), value_name = "MODE")]
     xdp_mode: Option<AsText<AttachMode>>,
     #[command(flatten)]
+    metrics: MetricsOption,
+    #[command(flatten)]
     user: UserOption,
     /// Stop after this many seconds; SIGINT and SIGTERM stop earlier [default: no limit]
     #[arg(long, value_name = "SECONDS")]
@@ -52,7 +55,7 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let startup = Startup::begin(&self.user, Obstacle::of_xdp(), self.duration)?;
+        let startup = Startup::begin(&self.user, Obstacle::of_xdp(), self.duration, &self.metrics)?;
         let config = match &self.config {
             Some(path) => read_classes(path)?,
             None => {
@@ -65,15 +68,29 @@ impl Guard {
         raise_priority();
         let (sender, changes) = channel();
         let stop = startup.stop();
-        let _reload = startup.finish(vec![classes_part(self.config.clone(), sender)], &[])?;
+        let latest = Latest::<Readings>::default();
+        let mut parts = vec![classes_part(self.config.clone(), sender)];
+        if let Some(path) = &self.config {
+            let changes = ConfigChanges::since_now(path)?;
+            parts.push(Box::new(move || {
+                let named = changes.read()?;
+                Ok(Box::new(move || Ok(named())))
+            }));
+        }
+        let _threads = startup.finish(parts, &[], latest.clone())?;
         self.announce_ready(&guard)?;
         let began = Instant::now();
         let period = Duration::from_nanos(Config::PERIOD_NS);
+        let mut published: Option<Instant> = None;
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {
             if let Some(config) = changes.try_iter().last() {
                 guard.set_classes(&config, secret_seed())?;
             }
             guard.step(began.elapsed().as_nanos() as u64)?;
+            if published.is_none_or(|at| at.elapsed() >= PUBLISH_INTERVAL) {
+                latest.publish(guard_readings(guard.admission()));
+                published = Some(Instant::now());
+            }
             thread::sleep(period);
         }
         // The report includes packets counted since the last step.
@@ -88,7 +105,7 @@ impl Guard {
     }
 
     fn report(&self, admission: &Admission) -> Result<(), Failure> {
-        let mut out = std::io::stdout().lock();
+        let mut out = io::stdout().lock();
         if self.json {
             let classes: Vec<Value> = class_rows(admission).map(|(_, value)| value).collect();
             writeln!(out, "{}", json!({ "classes": classes }))?;

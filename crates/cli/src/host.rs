@@ -18,7 +18,6 @@ use tidegate::{AddressProbe, IpCidr, MacAddr, NetConfig, Route};
 
 use crate::choices::choices;
 use crate::config::{AsText, Section};
-use crate::output::log;
 use crate::{Failure, numa};
 
 /// Packet source and sink of a server: the value of `--io`.
@@ -194,6 +193,15 @@ impl HostOptions {
         self.shared
     }
 
+    /// Returns the name of the device, as the metrics have it.
+    pub(crate) fn device_name(&self) -> String {
+        match (self.io_kind(), &self.iface) {
+            (_, Some(iface)) => iface.clone(),
+            (IoKind::Device(HostDevice::Dpdk(config)), None) => config.device,
+            (_, None) => String::new(),
+        }
+    }
+
     /// Returns the interface whose addresses the server shares with the host, if it does.
     pub(crate) fn shared_interface(&self) -> Option<&str> {
         self.iface.as_deref().filter(|_| self.shared)
@@ -305,7 +313,7 @@ impl HostOptions {
         Ok(config.wrap(Box::new(|device| {
             let capabilities = device.capabilities();
             if capabilities.kind == "packet" {
-                log(format_args!("using AF_PACKET: {}", capabilities.detail));
+                tracing::info!("using AF_PACKET: {}", capabilities.detail);
             }
             Ok(device)
         })))

@@ -11,12 +11,15 @@ mod core_placement;
 mod daemon;
 mod doctor;
 mod drop_log;
+mod dump;
 mod gate;
 mod guard;
 mod help_files;
 mod host;
 mod lab;
 mod load;
+mod logging;
+mod metrics;
 mod monitor;
 mod numa;
 mod process;
@@ -54,6 +57,8 @@ use crate::output::{OutputClosed, log};
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    logging: logging::LoggingOptions,
 }
 
 #[derive(Subcommand)]
@@ -92,8 +97,14 @@ enum Command {
     /// Demonstrate a DNS server on real packets, beside the same server on kernel sockets
     #[command(disable_help_flag = true)]
     Demo(lab::Arguments),
+    /// Write the state of Tidegate on this machine as JSON, for a bug report
+    Dump(dump::Dump),
     /// List all drop reasons
     Drops(report::Drops),
+    /// Check a configuration file without starting anything
+    Check(config::CheckCommand),
+    /// List all metrics
+    Metrics(metrics::MetricsCommand),
     /// Print a script that completes commands and flags in a shell
     Completions(help_files::Completions),
     /// Write the manual pages into a folder
@@ -119,7 +130,12 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 
 fn main() -> ExitCode {
     set_restorer(OWN_PROGRAM);
-    let result = match Cli::parse_from(with_new_spelling(std::env::args_os().collect())).command {
+    let cli = Cli::parse_from(with_new_spelling(std::env::args_os().collect()));
+    if let Err(error) = cli.logging.start() {
+        log(format_args!("tidegate: {error}"));
+        return ExitCode::FAILURE;
+    }
+    let result = match cli.command {
         Command::Daemon(daemon) => daemon.run(),
         Command::Serve(serve) => serve.run(),
         Command::Upgrade(upgrade) => upgrade.run(),
@@ -135,7 +151,10 @@ fn main() -> ExitCode {
         Command::Load(load) => load.run(),
         Command::Lab(arguments) => arguments.run(None),
         Command::Demo(arguments) => arguments.run(Some("demo")),
+        Command::Dump(dump) => dump.run(),
         Command::Drops(drops) => drops.run(),
+        Command::Check(check) => check.run(),
+        Command::Metrics(metrics) => metrics.run(),
         Command::Completions(completions) => completions.run(),
         Command::Man(pages) => pages.run(),
         Command::ResolveNeighbours { interface, user } => {
@@ -147,7 +166,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
-            log(format_args!("tidegate: {error}"));
+            tracing::error!("tidegate: {error}");
             ExitCode::FAILURE
         }
     }

@@ -5,8 +5,6 @@ use std::sync::Once;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tidegate_device::topology::{Node, Topology};
 
-use crate::output::log;
-
 /// True if the memory of the machine is on several nodes.
 pub(crate) fn has_several_nodes(topology: &Topology) -> bool {
     topology.nodes().len() > 1
@@ -31,7 +29,7 @@ pub(crate) fn warn_if_remote(interface: Option<&str>, cpu: usize) {
     static WARNED: Once = Once::new();
     let Some(interface) = interface else { return };
     if let Some(warning) = remote_warning(&Topology::of_machine(), interface, cpu) {
-        WARNED.call_once(|| log(format_args!("{warning}")));
+        WARNED.call_once(|| tracing::warn!("{warning}"));
     }
 }
 

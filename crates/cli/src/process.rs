@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tidegate::Net;
 
 use crate::Failure;
+use crate::metrics::{MetricsListener, MetricsOption, MetricsServer, MetricsSource};
 use crate::reload::{ReloadPart, ReloadSignal, ReloadThread};
 use crate::sandbox::{Obstacle, Sandbox, UserOption};
 use crate::server_watch::ServerWatch;
@@ -94,6 +95,7 @@ pub(crate) struct Startup {
     pub(crate) sandbox: Sandbox,
     reload: ReloadSignal,
     stop: StopSignal,
+    metrics: Option<MetricsListener>,
 }
 
 impl Startup {
@@ -103,10 +105,12 @@ impl Startup {
         user: &UserOption,
         obstacle: Option<Obstacle>,
         duration: Option<f64>,
+        metrics: &MetricsOption,
     ) -> Result<Self, Failure> {
         let sandbox = user.sandbox(obstacle)?;
         let reload = ReloadSignal::register(sandbox.clone())?;
-        Ok(Self { sandbox, reload, stop: StopSignal::register(duration)? })
+        let stop = StopSignal::register(duration)?;
+        Ok(Self { sandbox, reload, stop, metrics: metrics.bind()? })
     }
 
     /// Flag that is set when the server is to end.
@@ -114,20 +118,23 @@ impl Startup {
         self.stop.flag()
     }
 
-    /// Gives up the privileges of a server that is ready. Reloads these parts at SIGHUP, and watches
-    /// the stacks, for as long as the returned value lives.
+    /// Gives up the privileges of a server that is ready. Reloads these parts at SIGHUP, watches the
+    /// stacks, and serves the metrics of `source`, for as long as the returned value lives.
     pub(crate) fn finish(
         self,
         parts: Vec<ReloadPart>,
         stacks: &[Net],
+        source: impl MetricsSource,
     ) -> Result<ServerThreads, Failure> {
         self.sandbox.enter()?;
         self.stop.start_timer();
         let background = self.reload.background();
         let reload = self.reload.start_thread()?;
         reload.serve(parts);
+        let serve = |listener: MetricsListener| listener.serve(source, background.clone());
+        let metrics = self.metrics.map(serve).transpose()?;
         let watch = ServerWatch::start(stacks.to_vec(), background)?;
-        Ok(ServerThreads { _reload: reload, _watch: watch })
+        Ok(ServerThreads { _reload: reload, _watch: watch, _metrics: metrics })
     }
 }
 
@@ -135,6 +142,7 @@ impl Startup {
 pub(crate) struct ServerThreads {
     _reload: ReloadThread,
     _watch: ServerWatch,
+    _metrics: Option<MetricsServer>,
 }
 
 impl Drop for ServerThreads {

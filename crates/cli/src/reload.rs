@@ -17,11 +17,10 @@ use tidegate_gate::admission::{self, Admission};
 
 use crate::Failure;
 use crate::background::BackgroundThread;
-use crate::config;
+use crate::config::{self, ConfigChanges};
 use crate::control::Controllable;
 use crate::gate::GateOptions;
 use crate::host::HostOptions;
-use crate::output::log;
 use crate::sandbox::Sandbox;
 use crate::service_manager;
 
@@ -67,8 +66,8 @@ impl ReloadSignal {
             let Ok(mut parts) = received.recv() else { return };
             for _ in signals.forever() {
                 service_manager::notify_reloading();
-                let line = match reload(&mut parts) {
-                    Ok(report) => format!("reloaded: {report}"),
+                match reload(&mut parts) {
+                    Ok(report) => tracing::info!("reloaded: {report}"),
                     Err(error) => {
                         let error = error.to_string();
                         let denied = io::Error::from(Errno::ACCESS).to_string();
@@ -76,10 +75,9 @@ impl ReloadSignal {
                             true => sandbox.file_advice(),
                             false => String::new(),
                         };
-                        format!("not reloaded, all stays as it was: {error}{advice}")
+                        tracing::error!("not reloaded, all stays as it was: {error}{advice}");
                     }
-                };
-                log(line);
+                }
                 service_manager::notify_ready();
             }
         })?;
@@ -133,13 +131,15 @@ pub(crate) struct NetSettings {
 }
 
 impl NetSettings {
-    /// Returns the part that reloads these settings of `server`.
+    /// Returns the part that reloads these settings of `server`, and names what has changed in the
+    /// file.
     pub(crate) fn into_part(
         self,
         server: impl Controllable + Clone,
     ) -> Result<ReloadPart, Failure> {
         let host_at_start = self.host()?;
         let classes = Arc::new(Mutex::new(self.classes()?));
+        let changes = self.config.as_deref().map(ConfigChanges::since_now).transpose()?;
         Ok(Box::new(move || {
             let gate = config::merge_file(self.gate_flags.clone(), self.config.as_deref())?;
             let change = NetChange {
@@ -149,7 +149,13 @@ impl NetSettings {
             };
             change.check(&server.gate(None)?.settings)?;
             let (server, classes) = (server.clone(), Arc::clone(&classes));
-            Ok(Box::new(move || change.apply(&server, &classes)))
+            let named = changes.as_ref().map(ConfigChanges::read).transpose()?;
+            Ok(Box::new(move || {
+                let applied = change.apply(&server, &classes)?;
+                let named = named.map_or_else(String::new, |named| named());
+                let said = [applied, named].into_iter().filter(|text| !text.is_empty());
+                Ok(said.collect::<Vec<_>>().join("; "))
+            }))
         }))
     }
 

@@ -16,7 +16,10 @@ use crate::Failure;
 use crate::config::AsText;
 use crate::core_placement::{check_cores, check_cpus, run_on_cores};
 use crate::host::{address_probes, parse_route, pin_to};
-use crate::output::{log, print_line};
+use crate::metrics::{
+    Latest, MetricsOption, PUBLISH_INTERVAL, Readings, RouterCounters, RouterSource,
+};
+use crate::output::print_line;
 use crate::process::{Startup, announce_ready};
 use crate::reload::ReloadPart;
 use crate::report::drops_json;
@@ -80,6 +83,8 @@ pub(crate) struct RouteCommand {
     /// network code does
     #[arg(long)]
     realtime: bool,
+    #[command(flatten)]
+    metrics: MetricsOption,
     #[command(flatten)]
     user: UserOption,
     /// Configuration file (TOML), sections [router] and [gate]. Flags take precedence
@@ -173,19 +178,22 @@ impl RouteCommand {
             _ => None,
         });
         let filter = config.filter.as_ref().map(|filter| filter.path.clone());
-        let startup = Startup::begin(&self.user, obstacle, self.duration)?;
+        let startup = Startup::begin(&self.user, obstacle, self.duration, &self.metrics)?;
         if let Some(cpu) = cpu {
             pin_to(cpu)?;
         }
         let mode = config.gate.config().mode;
+        let devices = config.interfaces.iter().map(|interface| interface.device.name()).collect();
         let mut forwarders = router::open_cores(config, cores)?;
         priorities
             .acquire()
             .map_err(|error| format!("--realtime: {error}; it needs root or CAP_SYS_NICE"))?;
         let stop = startup.stop();
-        let _reload = startup.finish(vec![Box::new(|| {
+        let parts: Vec<ReloadPart> = vec![Box::new(|| {
             Err("a router reads its configuration only when it starts: restart it; its filter can be reloaded".into())
-        })], &[])?;
+        })];
+        let source = RouterSource { devices, cores: watch(&mut forwarders) };
+        let _threads = startup.finish(parts, &[], source)?;
         if let Some(path) = filter {
             warn_unless_accessible(&path);
         }
@@ -234,6 +242,20 @@ impl RouteCommand {
         config.frames = self.frames.or(section.frames).unwrap_or(config.frames);
         Ok(config)
     }
+}
+
+/// Checks a router's configuration file without opening anything.
+pub(crate) fn check_file(path: &Path) -> Result<(), Failure> {
+    let file = read_file(path)?;
+    let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    Settings::new(file.gate).map_err(|error| fail(&error))?;
+    for interface in &file.router.io {
+        interface.parse::<InterfaceSpec>().map_err(|error| fail(&error))?;
+    }
+    for route in &file.router.route {
+        parse_route(route).map_err(|error| fail(&error))?;
+    }
+    Ok(())
 }
 
 fn read_file(path: &Path) -> Result<RouterFile, Failure> {
@@ -336,17 +358,30 @@ fn print_report(forwarders: &mut [Forwarder], mode: Mode, as_json: bool) -> Resu
     Ok(())
 }
 
+/// Has each network core publish its counters.
+fn watch(forwarders: &mut [Forwarder]) -> Vec<Latest<RouterCounters>> {
+    let watch = |forwarder: &mut Forwarder| {
+        let latest = Latest::default();
+        let published = latest.clone();
+        let publish =
+            move |forwarder: &mut Forwarder| published.publish(RouterCounters::of(forwarder));
+        forwarder.call_each(PUBLISH_INTERVAL, Box::new(publish));
+        latest
+    };
+    forwarders.iter_mut().map(watch).collect()
+}
+
 /// Warns of a filter that this process may not connect to. A filter that is started later is found
 /// when packets arrive.
 fn warn_unless_accessible(filter: &Path) {
     use rustix::fs::{Access, access};
     if access(filter, Access::WRITE_OK) == Err(rustix::io::Errno::ACCESS) {
-        log(format_args!(
+        tracing::warn!(
             "no packet will pass: the router's user may not connect to the filter at {}; start the \
              filter by `tidegate filter` with the same --user, or let that user write to the \
              socket",
             filter.display()
-        ));
+        );
     }
 }
 
@@ -395,7 +430,7 @@ pub(crate) struct FilterCommand {
 
 impl FilterCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let startup = Startup::begin(&self.user, None, self.duration)?;
+        let startup = Startup::begin(&self.user, None, self.duration, &MetricsOption::default())?;
         if let Some(cpu) = self.cpu {
             pin_to(cpu)?;
         }
@@ -404,8 +439,8 @@ impl FilterCommand {
         let mut server = FilterServer::listen(&self.listen, rules)?.batch(self.batch);
         startup.sandbox.give(&self.listen)?;
         let stop = startup.stop();
-        let _reload =
-            startup.finish(vec![rules_part(self.rules.clone(), server.reloader())], &[])?;
+        let parts = vec![rules_part(self.rules.clone(), server.reloader())];
+        let _threads = startup.finish(parts, &[], Latest::<Readings>::default())?;
         announce_ready(format_args!("filter with {count} rules at {}", self.listen.display()))?;
         let report = server.run(&stop)?;
         if self.json {

@@ -9,8 +9,6 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-use crate::output::log;
-
 /// Variables by which the service manager and a process find each other, whatever the process ID.
 const VARIABLES: [&str; 2] = ["NOTIFY_SOCKET", "WATCHDOG_USEC"];
 
@@ -48,7 +46,7 @@ fn send(states: &[NotifyState<'_>]) {
 }
 
 fn log_failure(error: &io::Error) {
-    log(format_args!("cannot notify the service manager: {error}"));
+    tracing::warn!("cannot notify the service manager: {error}");
 }
 
 /// Watchdog of the service manager, which ends a process that sends no message for too long.

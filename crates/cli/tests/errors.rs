@@ -217,9 +217,9 @@ fn ss_lists_only_drop_reasons_that_have_occurred() {
     let own = format!("{SERVER_V4}/24");
     let flags = ["--io", "packet", "--iface", testbed.device(), "--address", &own];
     let daemon = testbed.start_command("daemon", &[&flags[..], &["--socket", &socket]].concat());
-    let output = tidegate(&["ss", "--socket", &socket]);
+    let output = tidegate(&["ss", "--summary", "--socket", &socket]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let drops = text.trim_end().rsplit_once("dropped: ").unwrap().1;
+    let drops = text.trim_end().rsplit_once("Dropped: ").unwrap().1;
     assert!(drops == "none" || drops.split(", ").all(|drop| !drop.ends_with(" 0")), "{text}");
     daemon.stop();
 }

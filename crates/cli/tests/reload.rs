@@ -125,6 +125,8 @@ fn configuration_reloads_as_a_whole_or_not_at_all() {
     let line = server.reload();
     assert!(line.starts_with("reloaded") && line.contains("in 2 zones"), "{line}");
     assert!(line.contains("admission classes changed"), "{line}");
+    assert!(line.contains("gate.receive-quota = 16, was 32"), "{line}");
+    assert!(line.contains("added admission.class[0].name = \"all\""), "{line}");
     assert_eq!(receive_quota(&control), "16");
     assert_eq!(lookup(&testbed, "www.other.test"), ["192.0.2.90", "192.0.2.90"]);
 

@@ -3,7 +3,7 @@
 mod in_background;
 mod privileges;
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,6 +28,7 @@ use crate::control::ControlSocket;
 use crate::drop_log::{CHECK_INTERVAL, DropLog};
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind};
+use crate::metrics::{DaemonSource, MetricsListener, MetricsOption};
 use crate::output::print_line;
 use crate::process::{announce_ready, print_ready_line, raise_priority, stop_flag};
 use crate::reload::{NetSettings, ReloadSignal};
@@ -114,6 +115,8 @@ pub(crate) struct DaemonCommand {
     /// microseconds; 0 disables coalescing
     #[arg(long, value_name = "MICROSECONDS", default_value_t = DEFAULT_COALESCING.as_micros() as u64, help_heading = "Applications")]
     coalescing_us: u64,
+    #[command(flatten)]
+    metrics: MetricsOption,
     /// Listen on this Unix socket for `tidegate ctl`
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
@@ -164,6 +167,8 @@ impl DaemonCommand {
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
         let reload_signal = ReloadSignal::register(Sandbox::none())?;
+        let metrics = self.metrics.bind_for_upgrades()?;
+        let device = host.device_name();
         let stop = stop_flag(self.duration)?;
         let net = host.net_config(&settings)?;
         let mut net = config::with_transmit_classes(net, self.config.as_deref())?;
@@ -183,8 +188,7 @@ impl DaemonCommand {
             }
             host.pin_with_offset(core).map_err(std::io::Error::other)
         };
-        // The reader of standard error may have gone; a failed write is ignored.
-        let log = Arc::new(|line: &str| drop(writeln!(std::io::stderr(), "{line}")));
+        let log = Arc::new(|line: &str| tracing::info!("{line}"));
         let drop_privileges = move || kept.drop_all_others();
         let start = StartOptions {
             attach: self.attach_config(),
@@ -203,8 +207,13 @@ impl DaemonCommand {
         } else {
             Daemon::start_with(net, start)?
         };
+        let background = reload_signal.background();
         let reload = reload_signal.start_thread()?;
         reload.serve(vec![self.net_settings().into_part(daemon.controls())?]);
+        let source =
+            DaemonSource { controls: daemon.controls(), socket: self.socket.clone(), device };
+        let serve = |listener: MetricsListener| listener.serve(source, background);
+        let _metrics = metrics.map(serve).transpose()?;
         self.run_until_stopped(daemon, kept, &stop)
     }
 

@@ -15,6 +15,7 @@ use tidegate_gate::{Config, Mode, Quota, Settings};
 use crate::Failure;
 use crate::choices::choices;
 use crate::host::pin_to;
+use crate::metrics::{Latest, MetricsOption, Readings, monitor_readings};
 use crate::process::{Startup, announce_ready, secret_seed};
 use crate::sandbox::UserOption;
 
@@ -84,6 +85,8 @@ pub(crate) struct MonitorCommand {
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
     #[command(flatten)]
+    metrics: MetricsOption,
+    #[command(flatten)]
     user: UserOption,
 }
 
@@ -132,15 +135,17 @@ fn nanoseconds(seconds: f64) -> u64 {
 
 impl MonitorCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let startup = Startup::begin(&self.user, None, self.duration)?;
+        let startup = Startup::begin(&self.user, None, self.duration, &self.metrics)?;
         if let Some(cpu) = self.cpu {
             pin_to(cpu)?;
         }
         let mut monitor = Monitor::open(self.config()?)?;
         let stop = startup.stop();
-        let _reload = startup.finish(
+        let latest = Latest::<Readings>::default();
+        let _threads = startup.finish(
             vec![Box::new(|| Err("a monitor has no configuration to read again".into()))],
             &[],
+            latest.clone(),
         )?;
         let mode = self.mode.unwrap_or_default().name();
         announce_ready(format_args!("monitor of {} in mode {mode}", self.iface))?;
@@ -148,6 +153,7 @@ impl MonitorCommand {
         let clears = std::io::stdout().is_terminal();
         monitor.run(&stop, &mut |report: &Report| {
             reports += 1;
+            latest.publish(monitor_readings(&self.iface, report));
             if self.count.is_some_and(|count| reports >= count) {
                 stop.store(true, Ordering::Relaxed);
             }

@@ -22,7 +22,6 @@ use tidegate_device::netlink::Interface;
 pub(crate) use self::neighbours::run as resolve_neighbours;
 use crate::Failure;
 use crate::host::{HostOptions, IoKind};
-use crate::output::log;
 
 /// Users that a server becomes by default: the first that exists.
 const DEFAULT_USERS: [&str; 2] = ["tidegate", "nobody"];
@@ -115,7 +114,7 @@ impl UserOption {
             // An ordinary user's namespace: its root has no rights outside.
             (None, _) if !has_ordinary_users() => return Ok(Sandbox(None)),
             (None, Some(obstacle)) => {
-                log(format_args!("this process stays root: {obstacle}"));
+                tracing::info!("this process stays root: {obstacle}");
                 return Ok(Sandbox(None));
             }
             (Some(name), _) => find_user(name)?.ok_or_else(|| {
@@ -280,11 +279,11 @@ pub(crate) fn drop_from_bounding_set(dropped: CapabilitySet) -> io::Result<()> {
 /// Warns of a folder to serve that the user of this process may not enter.
 pub(crate) fn warn_unless_accessible(folder: &Path) {
     if access(folder, Access::EXEC_OK) == Err(Errno::ACCESS) {
-        log(format_args!(
+        tracing::warn!(
             "{}: the server's user may not enter this folder: files may be missing, and SIGHUP \
              cannot open it again; let that user read it, or choose another user by --user",
             folder.display()
-        ));
+        );
     }
 }
 

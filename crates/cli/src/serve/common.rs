@@ -25,6 +25,7 @@ use crate::control::{ControlSocket, NetCores};
 use crate::core_placement::{check_cores, check_cpus, pin_thread, run_on_cores};
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind};
+use crate::metrics::{MetricsOption, NetSource, Readings, add_requests};
 use crate::process::{ServerThreads, Startup, announce_server, raise_priority};
 use crate::reload::{NetSettings, ReloadPart};
 use crate::report::ServeReport;
@@ -96,6 +97,8 @@ pub(crate) struct ServerOptions {
     /// Listen on this Unix socket for `tidegate ctl`
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
+    #[command(flatten)]
+    metrics: MetricsOption,
     /// Stop after this many seconds; SIGINT and SIGTERM stop earlier [default: no limit]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) duration: Option<f64>,
@@ -167,7 +170,9 @@ struct ServerRun<'a> {
     /// Parts that SIGHUP reloads.
     reload: Vec<ReloadPart>,
     /// Counters of requests and replies.
-    served: &'a ServeCounters,
+    served: &'static ServeCounters,
+    /// Name of the network interface.
+    device: String,
 }
 
 /// Maximum number of reader threads.
@@ -207,12 +212,13 @@ impl ServerOptions {
         let control = control.transpose()?;
         let settings = self.net_settings();
         let cpus = self.core_cpus;
-        Ok(StreamServer { nets, listeners, cpus, addresses, startup, settings, control })
+        let device = host.device_name();
+        Ok(StreamServer { nets, listeners, cpus, addresses, startup, settings, control, device })
     }
 
     /// Begins the start of the server.
     pub(crate) fn startup(&self, host: &HostOptions) -> Result<Startup, Failure> {
-        Startup::begin(&self.user, Obstacle::of(&host.io_kind()), self.duration)
+        Startup::begin(&self.user, Obstacle::of(&host.io_kind()), self.duration, &self.metrics)
     }
 
     /// Checks the options without opening anything.
@@ -255,15 +261,16 @@ impl ServerOptions {
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         let settings = gate.settings()?;
         host.pin()?;
-        let local_counters = ServeCounters::new();
+        static COUNTERS: ServeCounters = ServeCounters::new();
+        let device = host.device_name();
         let served = match &self.counters {
             Some(path) => ServeCounters::create_mapped(path)
                 .map_err(|error| format!("{}: {error}", path.display()))?,
-            None => &local_counters,
+            None => &COUNTERS,
         };
         let report = if host.io_kind() == IoKind::Kernel {
             let addresses = &host.kernel_addresses(port);
-            let run = ServerRun { name, addresses, startup, reload, served };
+            let run = ServerRun { name, addresses, startup, reload, served, device };
             self.serve_on_kernel(run, responder)?;
             ServeReport::kernel(name, served)
         } else {
@@ -274,7 +281,7 @@ impl ServerOptions {
             let nets = Net::open_cores(config.own_thread(own_thread), self.cores)?;
             let mut reload = reload;
             reload.push(self.net_settings().into_part(NetCores(nets.clone()))?);
-            let run = ServerRun { name, addresses, startup, reload, served };
+            let run = ServerRun { name, addresses, startup, reload, served, device };
             self.serve_on_tidegate(run, &nets, responder, stream_limits, |e| host.explain(e))?;
             ServeReport::tidegate(name, served, &nets)
         };
@@ -300,7 +307,7 @@ impl ServerOptions {
         run: ServerRun<'_>,
         mut responder: impl Responder + Clone + Send,
     ) -> Result<(), Failure> {
-        let ServerRun { name, addresses, startup, reload, served } = run;
+        let ServerRun { name, addresses, startup, reload, served, device } = run;
         let stop = &*startup.stop();
         let default = KernelOptions::default();
         let options = KernelOptions {
@@ -316,7 +323,8 @@ impl ServerOptions {
         };
         let set_count = if self.reuse_port { self.readers } else { 1 };
         let sets = (0..set_count).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
-        let _reload = startup.finish(reload, &[])?;
+        let source = NetSource::new(name, &device, Vec::new(), move |r| add_requests(r, served));
+        let _reload = startup.finish(reload, &[], source)?;
         announce_server(name, addresses, "kernel sockets")?;
         if self.has_reader_threads() {
             let responders = vec![responder; self.readers];
@@ -338,7 +346,7 @@ impl ServerOptions {
         stream_limits: Option<MessageLimits>,
         explain: impl Fn(std::io::Error) -> Failure,
     ) -> Result<(), Failure> {
-        let ServerRun { name, addresses, startup, reload, served } = run;
+        let ServerRun { name, addresses, startup, reload, served, device } = run;
         let stop = &*startup.stop();
         let options = UdpOptions::default().reuse_port(nets.len() > 1);
         let bind = |net: &Net| {
@@ -353,7 +361,8 @@ impl ServerOptions {
         let control = control.map(|path| ControlSocket::listen(path, NetCores(nets.to_vec())));
         let _control = control.transpose()?;
         nets[0].wait_for_addresses()?;
-        let _reload = startup.finish(reload, nets)?;
+        let source = NetSource::new(name, &device, nets.to_vec(), move |r| add_requests(r, served));
+        let _reload = startup.finish(reload, nets, source)?;
         announce_server_on(&nets[0], name, addresses)?;
         if !self.has_reader_threads() {
             let cores = nets.iter().zip(sockets).zip(listeners);
@@ -471,6 +480,8 @@ pub(crate) struct StreamServer {
     startup: Startup,
     settings: NetSettings,
     control: Option<ControlSocket>,
+    /// Name of the network interface.
+    device: String,
 }
 
 /// Stream server that is ready.
@@ -485,17 +496,20 @@ pub(crate) struct ReadyServer {
 
 impl StreamServer {
     /// Gives up the privileges and prints the ready line, when no other host has claimed an own
-    /// address. Reloads these parts of the server at SIGHUP, besides those of every server.
+    /// address. Reloads these parts of the server at SIGHUP, besides those of every server; `readings`
+    /// adds the metrics of the service.
     pub(crate) fn start(
         self,
         name: &str,
         mut parts: Vec<ReloadPart>,
+        readings: impl Fn(&mut Readings) + Send + Sync + 'static,
     ) -> Result<ReadyServer, Failure> {
-        let Self { nets, listeners, cpus, addresses, startup, settings, control } = self;
+        let Self { nets, listeners, cpus, addresses, startup, settings, control, device } = self;
         parts.push(settings.into_part(NetCores(nets.clone()))?);
         nets[0].wait_for_addresses()?;
         let stop = startup.stop();
-        let reload = startup.finish(parts, &nets)?;
+        let source = NetSource::new(name, &device, nets.clone(), readings);
+        let reload = startup.finish(parts, &nets, source)?;
         announce_server_on(&nets[0], name, &addresses)?;
         Ok(ReadyServer { nets, listeners, cpus, stop, _threads: (reload, control) })
     }

@@ -14,7 +14,6 @@ use tidegate_apps::requests::RequestPolicy;
 use super::common::{ServerOptions, nonzero_port, random_bytes, random_u64};
 use crate::Failure;
 use crate::config::{self, Section};
-use crate::output::log;
 use crate::reload::ReloadPart;
 
 /// Flags of `serve dns`.
@@ -169,13 +168,13 @@ impl DnsCommand {
         let requests = read_requests(common.config.as_deref(), threads)?;
         let server = DnsServer::load(&options.server_config(seeds, requests)?)?;
         for warning in server.warnings() {
-            log(warning);
+            tracing::warn!("{warning}");
         }
         let (zones, names) = (server.zone_count(), server.name_count());
-        log(format_args!(
+        tracing::info!(
             "loaded {names} names in {zones} zones in {:.2} s",
             began.elapsed().as_secs_f64()
-        ));
+        );
         if check {
             common.check()?;
             return Ok(());
@@ -192,6 +191,19 @@ impl DnsCommand {
 struct Seeds {
     hash: u64,
     cookie: CookieSecret,
+}
+
+/// Checks section `[dns]` of a file, with the zones that it names.
+pub(crate) fn check_dns(path: &Path) -> Result<(), Failure> {
+    let options = config::merge_file(DnsOptions::default(), Some(path))?;
+    options.port()?;
+    if options.zone.is_empty() {
+        // The flags may name the zones.
+        return Ok(());
+    }
+    let seeds = Seeds { hash: random_u64(), cookie: CookieSecret::new(random_bytes()) };
+    DnsServer::load(&options.server_config(seeds, None)?)?;
+    Ok(())
 }
 
 /// Returns the classes of requests for each of so many threads.
@@ -212,7 +224,7 @@ fn zones_part(
         let requests = read_requests(config.as_deref(), threads)?;
         let loaded = reloader.load(&options.server_config(seeds, requests)?)?;
         for warning in loaded.warnings() {
-            log(warning);
+            tracing::warn!("{warning}");
         }
         let (zones, names) = (loaded.zone_count(), loaded.name_count());
         let mut report = format!("{names} names in {zones} zones");

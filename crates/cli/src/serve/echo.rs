@@ -1,5 +1,6 @@
 //! `tidegate serve echo`.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +17,7 @@ use super::common::{ServerOptions, nonzero_port};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
+use crate::metrics::{NetSource, add_requests};
 use crate::process::announce_server;
 use crate::report::ServeReport;
 
@@ -79,6 +81,13 @@ impl EchoCommand {
     }
 }
 
+/// Checks section `[echo]` of a file.
+pub(crate) fn check_echo(path: &Path) -> Result<(), Failure> {
+    let options = config::merge_file(EchoOptions::default(), Some(path))?;
+    nonzero_port(options.listen, 7)?;
+    Ok(())
+}
+
 /// Serves echo streams on Tidegate, or on kernel sockets for comparison.
 fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), Failure> {
     let port = nonzero_port(echo.listen, 7)?;
@@ -88,7 +97,8 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
         _ => StreamService::Echo,
     };
     let json = common.json;
-    let served = ServeCounters::new();
+    static SERVED: ServeCounters = ServeCounters::new();
+    let served = &SERVED;
     let host = common.host_options()?;
     if host.io_kind() == IoKind::Kernel {
         let startup = common.startup(&host)?;
@@ -96,16 +106,17 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
         let (stop, mut reload) = (startup.stop(), None);
         let addresses = host.kernel_addresses(port);
         let ready = || {
-            reload = Some(startup.finish(Vec::new(), &[]).map_err(std::io::Error::other)?);
+            let source = NetSource::new("echo", "", Vec::new(), move |r| add_requests(r, served));
+            reload = Some(startup.finish(Vec::new(), &[], source).map_err(std::io::Error::other)?);
             announce_server("echo", &addresses, "kernel sockets")
         };
         if echo.io_uring {
-            serve_uring_echo(&addresses, &stop, &served, ready)?;
+            serve_uring_echo(&addresses, &stop, served, ready)?;
         } else {
             let busy_poll = common.kernel_busy_poll;
-            serve_kernel_streams(&addresses, service, echo.spin, busy_poll, &stop, &served, ready)?;
+            serve_kernel_streams(&addresses, service, echo.spin, busy_poll, &stop, served, ready)?;
         }
-        return ServeReport::kernel("echo", &served).print(json);
+        return ServeReport::kernel("echo", served).print(json);
     }
     if echo.io_uring {
         return Err("--io-uring is for --io kernel".into());
@@ -115,10 +126,10 @@ fn serve_streams_echo(common: ServerOptions, echo: &EchoOptions) -> Result<(), F
     }
     let options = TcpOptions::default().no_delay(true);
     let server = common.open_stream_server("TCP echo", port, options, Limits::default())?;
-    let mut server = server.start("echo", Vec::new())?;
+    let mut server = server.start("echo", Vec::new(), move |r| add_requests(r, served))?;
     let stop = Arc::clone(&server.stop);
     let serve =
-        |net: &Net, listeners: Vec<_>| serve_streams(net, &listeners, service, &stop, &served);
+        |net: &Net, listeners: Vec<_>| serve_streams(net, &listeners, service, &stop, served);
     server.run(serve).map_err(|error| host.explain(error))?;
-    ServeReport::tidegate("echo", &served, &server.nets).print(json)
+    ServeReport::tidegate("echo", served, &server.nets).print(json)
 }

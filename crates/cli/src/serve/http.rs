@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use tidegate::{Limits, Net, NetCounters};
 use tidegate_apps::ServeCounters;
 use tidegate_apps::http::{
-    DocumentRoot, HttpLimits, HttpRequests, HttpSettings, Service, serve_http, serve_http_kernel,
+    AccessLog, DocumentRoot, HttpLimits, HttpRequests, HttpSettings, Service, serve_http,
+    serve_http_kernel,
 };
 use tidegate_apps::requests::SessionSecret;
 use tidegate_apps::work::Work;
@@ -21,6 +22,7 @@ use super::limits::{set_connections, set_memory, set_timeout};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
+use crate::metrics::{NetSource, Readings, add_http, add_requests, table};
 use crate::process::announce_server;
 use crate::reload::ReloadPart;
 use crate::report::ServeReport;
@@ -69,6 +71,10 @@ struct HttpOptions {
     /// Timeout for silence before a request, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     idle_timeout: Option<u64>,
+    /// Append a line for each request to this file, in the combined log format. SIGHUP opens the file
+    /// anew. No request waits for the disk: lines that it cannot take are lost and counted
+    #[arg(long, value_name = "FILE")]
+    access_log: Option<PathBuf>,
     /// Approximate work before each response, in nanoseconds, in place of an application's work;
     /// calibrated once at the start [default: 0]
     #[arg(long, value_name = "NANOSECONDS")]
@@ -121,17 +127,21 @@ impl HttpCommand {
         };
         let (_, settings) = source.read()?;
         let root = options.root.as_deref();
+        // Opened by the user that starts the server, before its thread is pinned.
+        let access_log = options.access_log.as_deref().map(open_access_log).transpose()?;
         let at_root = |error| root_error(root, &error);
         if on_kernel {
             let startup = common.startup(&host)?;
             host.pin()?;
             let service = Service::new(root, || json!({ "port": "kernel" })).map_err(at_root)?;
-            let service = Arc::new(service.with_work(options.work_iterations()));
+            let service = service.with_work(options.work_iterations());
+            let service = Arc::new(service.with_access_log(access_log));
             let part = settings_part(source, &service, settings.limits.memory_bytes);
             let (stop, mut reload) = (startup.stop(), None);
             let addresses = host.kernel_addresses(port);
             let ready = || {
-                reload = Some(startup.finish(vec![part], &[]).map_err(io::Error::other)?);
+                let source = NetSource::new("http", "", Vec::new(), readings_of(&service));
+                reload = Some(startup.finish(vec![part], &[], source).map_err(io::Error::other)?);
                 root.inspect(|root| warn_unless_accessible(root));
                 announce_server("http", &addresses, "kernel sockets")
             };
@@ -150,9 +160,10 @@ impl HttpCommand {
         )?;
         let nets = server.nets.clone();
         let service = Service::new(root, move || status(&nets)).map_err(at_root)?;
-        let service = Arc::new(service.with_work(options.work_iterations()));
+        let service = service.with_work(options.work_iterations());
+        let service = Arc::new(service.with_access_log(access_log));
         let part = settings_part(source, &service, limits.memory_bytes);
-        let mut server = server.start("http", vec![part])?;
+        let mut server = server.start("http", vec![part], readings_of(&service))?;
         root.inspect(|root| warn_unless_accessible(root));
         let stop = Arc::clone(&server.stop);
         server
@@ -186,6 +197,21 @@ impl SettingsSource {
     }
 }
 
+/// Checks section `[http]` of a file, with the folder that it names.
+pub(crate) fn check_http(path: &Path) -> Result<(), Failure> {
+    let options = config::merge_file(HttpOptions::default(), Some(path))?;
+    nonzero_port(options.listen, 80)?;
+    options.limits()?;
+    let root = options.root.as_deref();
+    root.map(DocumentRoot::open).transpose().map_err(|error| root_error(root, &error))?;
+    Ok(())
+}
+
+fn open_access_log(path: &Path) -> Result<AccessLog, Failure> {
+    Ok(AccessLog::open(path)
+        .map_err(|error| format!("--access-log {}: {error}", path.display()))?)
+}
+
 fn root_error(root: Option<&Path>, error: &io::Error) -> Failure {
     match root {
         Some(root) => format!("--root {}: {error}", root.display()).into(),
@@ -216,6 +242,9 @@ fn settings_part(
         let service = Arc::clone(&service);
         Ok(Box::new(move || {
             service.replace_settings(document_root, settings);
+            if let Some(Err(error)) = service.access_log().map(AccessLog::reopen) {
+                report += &format!("; the access log could not be opened anew: {error}");
+            }
             Ok(report)
         }))
     })
@@ -232,6 +261,18 @@ fn status(nets: &[Net]) -> Value {
         "dropped": sum(|core| core.drops().total()),
         "sleeps": sum(|core| core.engine.sleeps),
     })
+}
+
+/// Metrics of the HTTP service.
+fn readings_of(service: &Arc<Service>) -> impl Fn(&mut Readings) + Send + Sync + 'static {
+    let service = Arc::clone(service);
+    move |readings| {
+        add_requests(readings, &served(&service));
+        add_http(readings, service.counters());
+        if let Some(log) = service.access_log() {
+            readings.add(&table::HTTP_LOG_LOST, [], log.lost_lines());
+        }
+    }
 }
 
 /// Converts the counters of the HTTP service to those of the other servers.

@@ -9,6 +9,10 @@ mod nfs;
 
 use clap::{Args, Subcommand};
 
+pub(crate) use self::dns::check_dns;
+pub(crate) use self::echo::check_echo;
+pub(crate) use self::http::check_http;
+pub(crate) use self::nfs::check_nfs;
 use crate::Failure;
 
 /// Servers.

@@ -14,6 +14,7 @@ use super::limits::{set_connections, set_memory, set_timeout};
 use crate::Failure;
 use crate::config::{self, Section};
 use crate::host::IoKind;
+use crate::metrics::{NetSource, Readings, add_requests};
 use crate::process::announce_server;
 use crate::reload::ReloadPart;
 use crate::report::ServeReport;
@@ -107,7 +108,8 @@ impl NfsCommand {
             let (stop, mut reload) = (startup.stop(), None);
             let addresses = host.kernel_addresses(port);
             let ready = || {
-                reload = Some(startup.finish(vec![part], &[]).map_err(io::Error::other)?);
+                let source = NetSource::new("nfs", "", Vec::new(), readings_of(&service));
+                reload = Some(startup.finish(vec![part], &[], source).map_err(io::Error::other)?);
                 warn_unless_accessible(directory);
                 announce_server("nfs", &addresses, "kernel sockets")
             };
@@ -120,7 +122,7 @@ impl NfsCommand {
             limits.tcp_options(),
             Limits::default().tcp_buffer_bytes(limits.memory_bytes),
         )?;
-        let mut server = server.start("nfs", vec![part])?;
+        let mut server = server.start("nfs", vec![part], readings_of(&service))?;
         warn_unless_accessible(directory);
         let stop = Arc::clone(&server.stop);
         server
@@ -128,6 +130,23 @@ impl NfsCommand {
             .map_err(|error| host.explain(error))?;
         ServeReport::tidegate("nfs", service.counters(), &server.nets).print(json)
     }
+}
+
+/// Checks section `[nfs]` of a file, with the directory that it names.
+pub(crate) fn check_nfs(path: &Path) -> Result<(), Failure> {
+    let options = config::merge_file(NfsOptions::default(), Some(path))?;
+    nonzero_port(options.listen, DEFAULT_PORT)?;
+    options.limits()?;
+    if let Some(directory) = &options.directory {
+        Export::open(directory).map_err(|error| directory_error(directory, &error))?;
+    }
+    Ok(())
+}
+
+/// Metrics of the file service.
+fn readings_of(service: &Arc<NfsService>) -> impl Fn(&mut Readings) + Send + Sync + 'static {
+    let service = Arc::clone(service);
+    move |readings| add_requests(readings, service.counters())
 }
 
 fn directory_error(directory: &Path, error: &io::Error) -> Failure {

@@ -1,5 +1,8 @@
 //! Configuration file (TOML), merged with the command-line flags.
 
+mod changes;
+mod check;
+
 use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
@@ -11,6 +14,8 @@ use tidegate::NetConfig;
 use tidegate::gate::{admission, transmit};
 use tidegate_apps::requests::{RequestPolicy, RequestsConfig};
 
+pub(crate) use self::changes::ConfigChanges;
+pub(crate) use self::check::CheckCommand;
 use crate::Failure;
 
 /// Configuration file: its sections, whose keys are the names of the flags.
@@ -170,6 +175,13 @@ fn read(path: &Path) -> Result<ConfigFile, Failure> {
     let fail = |error: &dyn Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
     Ok(toml::from_str(&text).map_err(|error| fail(&error))?)
+}
+
+/// Reads the file as it is, whatever its sections are.
+fn read_table(path: &Path) -> Result<toml::Table, Failure> {
+    let fail = |error: &dyn Display| format!("{}: {error}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
+    Ok(text.parse().map_err(|error: toml::de::Error| fail(&error))?)
 }
 
 /// Returns true for the JSON value of a flag that was not given.

@@ -1,5 +1,8 @@
 //! `tidegate top`: live view of the daemon.
 
+mod order;
+mod terminal;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -7,22 +10,21 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use ratatui::Frame;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use ratatui::layout::{Constraint, Layout};
-use ratatui::style::{Style, Stylize};
-use ratatui::text::{Line, Text};
-use ratatui::widgets::{Paragraph, Row, Table};
 use serde::Serialize;
 use tidegate_service::SocketState;
 use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::{ApplicationReport, DaemonReport};
 
+use self::order::{SortColumn, SortOrder};
+use self::terminal::TerminalView;
 use crate::Failure;
 use crate::process::stop_flag;
 
 /// Flags of `top`.
 #[derive(Args)]
+#[command(
+    after_help = "Keys: < and > choose the column to sort by, r reverses the order, q quits."
+)]
 pub(crate) struct Top {
     /// Unix socket of the daemon
     #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH)]
@@ -30,6 +32,12 @@ pub(crate) struct Top {
     /// Interval between updates, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
+    /// Column to sort the processes by, largest first
+    #[arg(long, value_enum, value_name = "COLUMN", default_value_t = SortColumn::Commands)]
+    sort: SortColumn,
+    /// Reverse the order
+    #[arg(long)]
+    reverse: bool,
     /// Print one interval and exit; without a terminal, intervals are printed one after another
     #[arg(long)]
     once: bool,
@@ -261,9 +269,13 @@ impl Top {
         }
         // ratatui restores the terminal also on a panic.
         let mut terminal = ratatui::try_init()?;
-        let result = show(&mut terminal, &mut poller);
+        let result = TerminalView::new(self.order()).show(&mut terminal, &mut poller);
         ratatui::try_restore()?;
         Ok(result?)
+    }
+
+    fn order(&self) -> SortOrder {
+        SortOrder { column: self.sort, is_reversed: self.reverse }
     }
 
     /// Prints each interval as text, until stopped by a signal or the reader closes the pipe.
@@ -274,7 +286,8 @@ impl Top {
             if !poller.remaining().is_zero() {
                 continue;
             }
-            let view = poller.next()?;
+            let mut view = poller.next()?;
+            self.order().sort(&mut view.applications);
             match print(&view, self.json) {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
                 printed => printed?,
@@ -316,48 +329,8 @@ fn print(view: &IntervalView, json: bool) -> io::Result<()> {
     out.flush()
 }
 
-/// Shows the view on the terminal until q, Esc or Ctrl-C.
-fn show(terminal: &mut ratatui::DefaultTerminal, poller: &mut ReportPoller<'_>) -> io::Result<()> {
-    let mut view = IntervalView::new(&poller.last, &poller.last, poller.interval);
-    loop {
-        terminal.draw(|frame| draw(frame, &view))?;
-        if event::poll(poller.remaining())? {
-            if matches!(event::read()?, Event::Key(key) if is_quit_key(key)) {
-                return Ok(());
-            }
-        } else {
-            view = poller.next()?;
-        }
-    }
-}
-
-fn is_quit_key(key: KeyEvent) -> bool {
-    let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
-    key.kind == KeyEventKind::Press
-        && (matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
-            || is_control && key.code == KeyCode::Char('c'))
-}
-
-fn draw(frame: &mut Frame<'_>, view: &IntervalView) {
-    let constraints = [Constraint::Length(1), Constraint::Length(3), Constraint::Fill(1)];
-    let [title, head, table] = Layout::vertical(constraints).areas(frame.area());
-    frame.render_widget(Line::from("tidegate top, q to quit").bold(), title);
-    let lines = view.summary_lines().map(Line::from);
-    let wrap = ratatui::widgets::Wrap { trim: true };
-    frame.render_widget(Paragraph::new(Text::from(lines.to_vec())).wrap(wrap), head);
-    let widths = [8, 6, 8, 9, 9, 11, 12, 12, 8, 4]
-        .map(Constraint::Length)
-        .into_iter()
-        .chain([Constraint::Fill(1)]);
-    let rows = view.applications.iter().map(|app| Row::new(app.cells()));
-    let heading = Row::new(COLUMNS).style(Style::new().reversed());
-    frame.render_widget(Table::new(rows, widths).header(heading), table);
-}
-
 #[cfg(test)]
 mod tests {
-    use ratatui::Terminal;
-    use ratatui::backend::TestBackend;
     use tidegate_service::daemon::{CoreReport, Identity};
 
     use super::*;
@@ -399,7 +372,7 @@ mod tests {
         }
     }
 
-    fn view() -> IntervalView {
+    pub(super) fn view() -> IntervalView {
         let before = report(1, vec![app(9, [1, 10, 100])]);
         let now = report(3, vec![app(9, [5, 20, 300]), app(9, [2, 2, 2]), app(8, [4, 0, 0])]);
         IntervalView::new(&before, &now, Duration::from_secs(2))
@@ -426,16 +399,6 @@ mod tests {
     }
 
     #[test]
-    fn terminal_lists_every_process() {
-        let mut terminal = Terminal::new(TestBackend::new(120, 12)).unwrap();
-        terminal.draw(|frame| draw(frame, &view())).unwrap();
-        let text = terminal.backend().to_string();
-        for part in ["core 50 % busy", "no_route 10/s", "PROGRAM", "redis", "COMMANDS/S"] {
-            assert!(text.contains(part), "{part} in {text}");
-        }
-    }
-
-    #[test]
     fn shows_load_of_each_core() {
         let core = |busy| CoreReport {
             nodes: Default::default(),
@@ -450,13 +413,5 @@ mod tests {
         let head =
             IntervalView::new(&report(1, vec![]), &now, Duration::from_secs(1)).summary_lines();
         assert!(head[0].starts_with("2 of 2 cores used, busy 83 %, 2 %,"), "{}", head[0]);
-    }
-
-    #[test]
-    fn q_and_ctrl_c_quit() {
-        let key = |code, modifiers| is_quit_key(KeyEvent::new(code, modifiers));
-        assert!(key(KeyCode::Char('q'), KeyModifiers::NONE));
-        assert!(key(KeyCode::Char('c'), KeyModifiers::CONTROL));
-        assert!(!key(KeyCode::Char('c'), KeyModifiers::NONE));
     }
 }
