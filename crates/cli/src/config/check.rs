@@ -141,7 +141,7 @@ mod tests {
         assert_eq!((kind, problems.len()), ("configuration of a router", 1));
         let interfaces = "[router]\nio = ['xdp:a,10.0.0.1/24', 'xdp:b,10.0.1.1/24']\n";
         assert_eq!(checked(interfaces).unwrap().1, [""; 0]);
-        let (kind, problems) = checked("default = 'accept'\n").unwrap();
+        let (kind, problems) = checked("default = 'allow'\n").unwrap();
         assert_eq!((kind, problems.len()), ("rules of a filter", 0), "{problems:?}");
     }
 }
