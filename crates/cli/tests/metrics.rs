@@ -201,7 +201,7 @@ fn prometheus_follows_a_daemon_its_programs_and_its_upgrade() {
     }
     let testbed = Testbed::new(DeviceKind::Packet);
     let daemon = Daemon::start_on(&testbed, DeviceKind::Packet, &["--metrics", V4]);
-    let redis = ["redis-server", "--bind", "*", "--protected-mode", "no", "--save", ""];
+    let redis = ["redis-server", "--bind", "0.0.0.0", "::", "--protected-mode", "no", "--save", ""];
     let _redis = daemon.run_server(&redis, 6379);
     let text = checked(testbed.server(), V4, "daemon");
     assert!(
@@ -259,7 +259,7 @@ fn page_draws_a_flood() {
         .serve(DeviceKind::Xdp, &["echo", "--work-ns", "20000", "--admission", "--metrics", V4]);
     let mut flood = testbed.client().command(env!("CARGO_BIN_EXE_tidegate"));
     let target = format!("{SERVER_V4}:7");
-    flood.args(["load", "udp", &target, "--rate", "200000", "--duration", "600"]);
+    flood.args(["load", "udp", &target, "--seconds", "600"]);
     let mut flood = flood.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let began = Instant::now();
     let drops = |text: &str| -> f64 {
