@@ -114,7 +114,6 @@ pub(crate) struct DaemonSource {
 impl MetricsSource for DaemonSource {
     fn read(&self) -> Result<Readings, Failure> {
         let report = DaemonReport::query(&self.socket)?;
-        let gate = self.controls.gate(None)?;
         let mut readings = Readings::of_command("daemon");
         let queue = [self.device.as_str(), "0"];
         readings.add(&table::RX_PACKETS, queue, report.received);
@@ -130,9 +129,13 @@ impl MetricsSource for DaemonSource {
         readings.add(&table::CONNECTIONS, [], report.connections);
         readings.add(&table::TCP_MEMORY, [], report.tcp_memory_bytes);
         readings.add(&table::FREE_BUFFERS, [], report.frames_available);
-        add_drops(&mut readings, &self.controls.drops()?);
-        add_gate(&mut readings, &gate.counters);
-        add_classes(&mut readings, &gate.classes);
+        // The cores of this process have ended if another daemon has taken over: then the report is
+        // that daemon's, whose own metrics have the rest in a moment.
+        if let (Ok(drops), Ok(gate)) = (self.controls.drops(), self.controls.gate(None)) {
+            add_drops(&mut readings, &drops);
+            add_gate(&mut readings, &gate.counters);
+            add_classes(&mut readings, &gate.classes);
+        }
         readings.add(&table::APPLICATIONS, [], report.applications.len());
         add_applications(&mut readings, &report.applications);
         Ok(readings)
