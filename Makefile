@@ -142,7 +142,7 @@ docs:
 	scripts/book
 
 # Repeats the tables and figures of the five papers, in 100 minutes, and writes report.html and
-# report.json. Results of the current commit are not measured again. A first look, in some 10 minutes:
+# report.json. Results of the current commit are not measured again. A first look, in some 15 minutes:
 # make report REPORT_FLAGS=--quick.
 REPORT_FLAGS ?=
 report: build

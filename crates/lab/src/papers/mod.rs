@@ -176,6 +176,6 @@ mod tests {
             plan.runs.iter().map(seconds).sum::<u64>().div_ceil(60)
         };
         assert!(minutes(|run| run.seconds) <= 100);
-        assert!(minutes(|run| run.quick_seconds) <= 15);
+        assert!(minutes(|run| run.quick_seconds) <= 16);
     }
 }
