@@ -192,7 +192,8 @@ impl RouteCommand {
         let parts: Vec<ReloadPart> = vec![Box::new(|| {
             Err("a router reads its configuration only when it starts: restart it; its filter can be reloaded".into())
         })];
-        let source = RouterSource { devices, cores: watch(&mut forwarders) };
+        let cores = if self.metrics.is_given() { watch(&mut forwarders) } else { Vec::new() };
+        let source = RouterSource { devices, cores };
         let _threads = startup.finish(parts, &[], source)?;
         if let Some(path) = filter {
             warn_unless_accessible(&path);

@@ -35,6 +35,11 @@ pub(crate) struct MetricsOption {
 }
 
 impl MetricsOption {
+    /// True if metrics are served: a command publishes its counters only then.
+    pub(crate) fn is_given(&self) -> bool {
+        self.metrics.is_some()
+    }
+
     /// Binds the address. To be called while the process has its privileges.
     ///
     /// # Errors

@@ -153,7 +153,9 @@ impl MonitorCommand {
         let clears = std::io::stdout().is_terminal();
         monitor.run(&stop, &mut |report: &Report| {
             reports += 1;
-            latest.publish(monitor_readings(&self.iface, report));
+            if self.metrics.is_given() {
+                latest.publish(monitor_readings(&self.iface, report));
+            }
             if self.count.is_some_and(|count| reports >= count) {
                 stop.store(true, Ordering::Relaxed);
             }
