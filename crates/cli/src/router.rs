@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{Arg, Args, Command, ValueEnum};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tidegate::{AddressProbe, DropCounters, Route};
@@ -13,7 +13,7 @@ use tidegate_apps::router::{
 use tidegate_gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
-use crate::config::AsText;
+use crate::config::{AsText, SectionFlags};
 use crate::core_placement::{check_cores, check_cpus, run_on_cores};
 use crate::host::{address_probes, parse_route, pin_to};
 use crate::metrics::{
@@ -136,7 +136,7 @@ struct RouterFile {
 /// Section `[router]`.
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-struct RouterSection {
+pub(crate) struct RouterSection {
     #[serde(alias = "port")]
     io: Vec<String>,
     route: Vec<String>,
@@ -156,6 +156,29 @@ struct RouterSection {
 /// Real-time priorities of a router's threads: the receive thread runs before the protocol
 /// thread, and both before applications.
 const REALTIME_PRIORITIES: Priorities = Priorities { receive: Some(2), protocol: Some(1) };
+
+/// Keys of section `[router]`: flags of `route`.
+const SECTION_KEYS: [&str; 11] = [
+    "io",
+    "route",
+    "probe",
+    "filter",
+    "filter-batch",
+    "frames",
+    "no-hugepages",
+    "cores",
+    "core-cpus",
+    "cpu",
+    "realtime",
+];
+
+/// Section `[router]`, with its flags.
+pub(crate) fn section_flags() -> SectionFlags {
+    let all = RouteCommand::augment_args(Command::new("route"));
+    let is_key = |flag: &Arg| flag.get_long().is_some_and(|name| SECTION_KEYS.contains(&name));
+    let keys = all.get_arguments().filter(|flag| is_key(flag)).cloned();
+    ("router", Command::new("router").args(keys))
+}
 
 impl RouteCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {

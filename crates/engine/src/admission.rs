@@ -9,10 +9,10 @@ use tidegate_device::admission::{self as early, ClassCounts, EarlyDrop};
 use tidegate_device::{Burst, Device, Medium};
 use tidegate_gate::admission::{
     Admission, AdmissionVerdict, ClassCounters, ClassLimit, CompiledRule, Config, ConfigError,
-    Limits, PacketMeta, PacketRate, Pressure, RateLimit, SourceId,
+    Limits, PacketKind, PacketMeta, PacketRate, Pressure, RateLimit, SourceId,
 };
 use tidegate_memory::Arena;
-use tidegate_wire::DropCounters;
+use tidegate_wire::{DropCounters, Protocol};
 
 use crate::pressure::{EarlyDropWork, SecondaryCores};
 
@@ -30,6 +30,9 @@ pub enum AdmissionError {
 
 /// Sampling interval, in frames of a burst: without overload, admission learns sources from the
 /// first frame of a burst and from each 16th after it.
+///
+/// Only datagrams to a port that is served make their source known. A TCP peer is known once it
+/// completes a handshake: the sources of a flood below the overload must not become usual ones.
 const SAMPLE_INTERVAL_FRAMES: usize = 16;
 
 /// Admission control in front of a stack.
@@ -101,7 +104,8 @@ impl Admitter {
     }
 
     /// Receives as [`Device::receive`] and drops frames that are not admitted, unless the device has
-    /// already done so. Without overload, samples frames to learn sources.
+    /// already done so. Without overload, samples frames to learn sources of datagrams to ports for
+    /// which `serves_udp_port` returns true.
     ///
     /// Returns the number of received frames; dropped frames count as received.
     ///
@@ -116,24 +120,31 @@ impl Admitter {
         arena: &mut Arena,
         burst: &mut Burst,
         quota: usize,
+        serves_udp_port: &dyn Fn(u16) -> bool,
     ) -> io::Result<usize> {
         if self.secondary_cores.is_some()
             && let Some(sharded) = device.as_sharded()
         {
             let mut filter = |arena: &mut Arena, arrived: &mut Burst| {
-                self.on_burst(now_ns, arena, arrived);
+                self.on_burst(now_ns, arena, arrived, serves_udp_port);
             };
             return sharded.receive_filtered(arena, burst, quota, &mut filter);
         }
         let received = device.receive(arena, burst, quota)?;
-        self.on_burst(now_ns, arena, burst);
+        self.on_burst(now_ns, arena, burst, serves_udp_port);
         Ok(received)
     }
 
-    fn on_burst(&mut self, now_ns: u64, arena: &mut Arena, burst: &mut Burst) {
+    fn on_burst(
+        &mut self,
+        now_ns: u64,
+        arena: &mut Arena,
+        burst: &mut Burst,
+        serves_udp_port: &dyn Fn(u16) -> bool,
+    ) {
         if !self.admission.is_limiting() {
             for frame in burst.iter().step_by(SAMPLE_INTERVAL_FRAMES) {
-                self.admission.learn(&PacketMeta::parse(self.medium, arena.bytes(frame)));
+                self.learn(arena.bytes(frame), serves_udp_port);
             }
             return;
         }
@@ -151,6 +162,16 @@ impl Admitter {
                     arena.free(frame);
                 }
             }
+        }
+    }
+
+    fn learn(&mut self, frame: &[u8], serves_udp_port: &dyn Fn(u16) -> bool) {
+        let meta = PacketMeta::parse(self.medium, frame);
+        let is_udp = meta.kind == PacketKind::Ip(Protocol::UDP);
+        if is_udp && meta.destination_port.is_some_and(serves_udp_port) {
+            self.admission.learn(&meta);
+        } else {
+            self.admission.refresh(&meta);
         }
     }
 
@@ -350,6 +371,48 @@ mod tests {
         fn counts(&mut self) -> io::Result<[ClassCounts; early::MAX_CLASSES]> {
             Ok(Default::default())
         }
+    }
+
+    /// Packet of IPv4 from 192.0.2.`source` to a port.
+    fn packet(protocol: u8, source: u8, port: u16) -> Vec<u8> {
+        let mut packet = vec![0; 40];
+        packet[0] = 0x45;
+        packet[3] = 40;
+        packet[8] = 64;
+        packet[9] = protocol;
+        packet[12..16].copy_from_slice(&[192, 0, 2, source]);
+        packet[22..24].copy_from_slice(&port.to_be_bytes());
+        packet
+    }
+
+    /// A flood that is too small for limits must not be among the known sources later.
+    #[test]
+    fn only_served_datagrams_make_a_source_known() {
+        const TCP: u8 = 6;
+        const UDP: u8 = 17;
+        let mut admitter = Admitter {
+            admission: Admission::new(&Config::default(), [7; 16]).unwrap(),
+            medium: Medium::Ip,
+            device_drops_early: true,
+            next_period_ns: 0,
+            drops: DropCounters::new(),
+            secondary_cores: None,
+        };
+        let source = |n| SourceId::from_address([192, 0, 2, n].into());
+        let mut now_ns = 0;
+        for _ in 0..3 {
+            for (protocol, source, port) in [(UDP, 1, 53), (UDP, 2, 54), (TCP, 3, 53)] {
+                admitter.learn(&packet(protocol, source, port), &|port| port == 53);
+            }
+            for _ in 0..201 {
+                now_ns += Config::PERIOD_NS;
+                admitter.admission.on_period(now_ns, &Pressure::default());
+            }
+        }
+        let known = [1, 2, 3].map(|n| admitter.admission.known_sources().contains(source(n)));
+        assert_eq!(known, [true, false, false]);
+        admitter.confirm([192, 0, 2, 3].into());
+        assert!(admitter.admission.known_sources().contains(source(3)), "by its handshake");
     }
 
     #[test]

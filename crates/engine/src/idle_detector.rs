@@ -1,18 +1,22 @@
 //! Detection of an idle processor.
 //!
 //! Mogul and Ramakrishnan let the idle thread re-enable input before the period of the CPU share
-//! ends (section 7). Here, a thread of the process takes that part: it runs only when no other
-//! thread wants the core.
+//! ends (section 7). Here, a thread of the process takes that part, in the `SCHED_IDLE` class. The
+//! scheduler gives such a thread some time even on a busy core. The core therefore counts as idle
+//! only when the thread runs at once after its wake-up.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tidegate_memory::Doorbell;
 
-use crate::Priority;
+use crate::{Clock, Priority};
+
+/// Longest wake-up latency of the thread at which the core counts as idle.
+const MAX_IDLE_WAKE_NS: u64 = 200_000;
 
 /// Detector thread at idle priority, on the processors of the thread that created it.
 #[derive(Debug)]
@@ -26,7 +30,11 @@ struct DetectorState {
     request: Doorbell,
     /// Rung when the core was idle after a request.
     idle: Doorbell,
+    clock: Clock,
+    /// Time of the last request, by the clock.
+    requested_ns: AtomicU64,
     requested: AtomicBool,
+    found_idle: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -39,7 +47,10 @@ impl IdleDetector {
         let state = DetectorState {
             request: Doorbell::new()?,
             idle: Doorbell::new()?,
+            clock: Clock::new(),
+            requested_ns: AtomicU64::new(0),
             requested: AtomicBool::new(false),
+            found_idle: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         };
         state.request.arm();
@@ -53,6 +64,7 @@ impl IdleDetector {
     /// [`IdleDetector::finish`].
     pub fn request(&self) {
         self.state.idle.arm();
+        self.state.requested_ns.store(self.state.clock.now_ns(), Ordering::Relaxed);
         self.state.requested.store(true, Ordering::Release);
         self.state.request.ring();
     }
@@ -64,9 +76,9 @@ impl IdleDetector {
 
     /// Ends the request. Returns true if the core was idle meanwhile.
     pub fn finish(&self) -> bool {
-        let still_pending = self.state.requested.swap(false, Ordering::AcqRel);
+        self.state.requested.store(false, Ordering::Release);
         self.state.idle.disarm();
-        !still_pending
+        self.state.found_idle.swap(false, Ordering::AcqRel)
     }
 }
 
@@ -79,7 +91,11 @@ impl DetectorState {
         }
         while !self.stop.load(Ordering::Acquire) {
             if self.requested.swap(false, Ordering::AcqRel) {
-                self.idle.ring();
+                let requested_ns = self.requested_ns.load(Ordering::Relaxed);
+                if self.clock.now_ns().saturating_sub(requested_ns) < MAX_IDLE_WAKE_NS {
+                    self.found_idle.store(true, Ordering::Release);
+                    self.idle.ring();
+                }
             }
             self.request.arm();
             if self.requested.load(Ordering::Acquire) || self.stop.load(Ordering::Acquire) {

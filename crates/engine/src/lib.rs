@@ -39,7 +39,7 @@ mod sharded;
 mod sys;
 
 pub use address_reservation::{AddressHolder, AddressReservations, ReservationError};
-pub use boost::{PriorityBoost, shorten_time_slice};
+pub use boost::{PriorityBoost, shorten_time_slice, thread_cpu_ns};
 pub use claim::{PortClaim, PortClaims};
 pub use clock::Clock;
 pub use device_config::{DeviceConfig, OpenDevice};

@@ -16,13 +16,15 @@ pub struct CpuShare {
     share_ns: u64,
     period_start_ns: u64,
     spent_ns: u64,
+    /// Charged since the charges were last replaced.
+    recent_charges_ns: u64,
 }
 
 impl CpuShare {
     /// Creates the accounting for `percent` of each period; the first period starts at `now_ns`.
     pub fn new(percent: u32, period_ns: u64, now_ns: u64) -> Self {
         let share_ns = share_of(percent, period_ns);
-        Self { period_ns, share_ns, period_start_ns: now_ns, spent_ns: 0 }
+        Self { period_ns, share_ns, period_start_ns: now_ns, spent_ns: 0, recent_charges_ns: 0 }
     }
 
     /// Changes the share and the period.
@@ -41,8 +43,24 @@ impl CpuShare {
     #[inline]
     pub fn charge(&mut self, now_ns: u64, spent_ns: u64) {
         self.advance_period(now_ns);
-        let max_turn_ns = self.period_ns.max(MAX_TURN_NS);
-        self.spent_ns = self.spent_ns.saturating_add(spent_ns.min(max_turn_ns));
+        let spent_ns = spent_ns.min(self.max_charge_ns());
+        self.spent_ns = self.spent_ns.saturating_add(spent_ns);
+        self.recent_charges_ns = self.recent_charges_ns.saturating_add(spent_ns);
+    }
+
+    /// Replaces what was charged since the last call by the processor time that the thread took
+    /// meanwhile. So busy-polling, sleeping and waking count too, and time in which another
+    /// thread ran does not.
+    pub fn replace_charges(&mut self, now_ns: u64, processor_ns: u64) {
+        self.advance_period(now_ns);
+        let processor_ns = processor_ns.min(self.max_charge_ns());
+        self.spent_ns = self.spent_ns.saturating_add(processor_ns);
+        self.spent_ns = self.spent_ns.saturating_sub(self.recent_charges_ns);
+        self.recent_charges_ns = 0;
+    }
+
+    fn max_charge_ns(&self) -> u64 {
+        self.period_ns.max(MAX_TURN_NS)
     }
 
     /// Lifts the limit for the rest of the period, because no other task needs the processor.
@@ -100,6 +118,29 @@ mod tests {
         assert_eq!(share.paused_until(3 * MS), Some(10 * MS));
         assert_eq!(share.paused_until(9 * MS), Some(10 * MS));
         assert_eq!(share.paused_until(10 * MS), None);
+    }
+
+    #[test]
+    fn time_awake_between_turns_counts() {
+        let mut share = CpuShare::new(25, 10 * MS, 0);
+        share.charge(MS, MS);
+        share.replace_charges(2 * MS, 2 * MS);
+        assert_eq!(share.paused_until(2 * MS), None);
+        share.charge(3 * MS, MS / 4);
+        assert_eq!(share.paused_until(3 * MS), None);
+        share.replace_charges(3 * MS, MS / 2);
+        assert_eq!(share.paused_until(3 * MS), Some(10 * MS));
+    }
+
+    #[test]
+    fn time_of_other_threads_is_given_back() {
+        let mut share = CpuShare::new(25, 10 * MS, 0);
+        share.charge(4 * MS, 4 * MS);
+        assert!(share.paused_until(4 * MS).is_some());
+        share.replace_charges(4 * MS, MS);
+        assert_eq!(share.paused_until(4 * MS), None);
+        share.charge(6 * MS, 3 * MS / 2);
+        assert!(share.paused_until(6 * MS).is_some(), "1 ms and 1.5 ms");
     }
 
     #[test]

@@ -231,6 +231,17 @@ impl Gate {
         self.share.is_limited() || self.settings.config().mode == Mode::Napi
     }
 
+    /// True if packets may take only a part of the processor's time.
+    pub fn has_cpu_share(&self) -> bool {
+        self.share.is_limited()
+    }
+
+    /// Replaces what turns have charged to the CPU share since the last call by the processor time
+    /// that the thread took meanwhile, in its turns and between them.
+    pub fn replace_cpu_charges(&mut self, now_ns: u64, processor_ns: u64) {
+        self.share.replace_charges(now_ns, processor_ns);
+    }
+
     /// Reports that a queue between the stack and an application holds `packets` of `capacity`.
     /// To be called when a queue crosses a mark, and when its reader takes something.
     #[inline]

@@ -2,24 +2,21 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tidegate_engine::{Clock, IdleConfig, IdleGovernor, IdleStep};
+use tidegate_engine::{IdleConfig, IdleDetector, IdleGovernor, IdleStep, thread_cpu_ns};
 use tidegate_gate::{InterruptAction, Mode};
-use tidegate_memory::Doorbell;
 
 use super::forwarder::{Forwarder, ForwarderStep};
 use super::sys;
 
 /// Interval at which the stop flag is checked while nothing arrives.
 const STOP_CHECK_INTERVAL_NS: u64 = 100_000_000;
-/// Longest wake-up latency of the idle-class thread at which the CPU counts as idle.
-const MAX_IDLE_WAKE_NS: u64 = 200_000;
 /// Packets that the protocol thread processes while it holds the lock.
 const PROTOCOL_BATCH_PACKETS: usize = 16;
 
@@ -59,18 +56,7 @@ pub fn run(forwarder: &mut Forwarder, priorities: Priorities, stop: &AtomicBool)
     if let Some(priority) = priorities.protocol {
         sys::set_real_time_priority(priority)?;
     }
-    let share = forwarder.gate().settings().config().cpu_share_percent;
-    if share >= 100 {
-        return PollLoop::new(forwarder, None)?.run(stop);
-    }
-    let idle_detector = IdleDetector::new()?;
-    thread::scope(|scope| {
-        scope.spawn(|| idle_detector.run(stop));
-        let result =
-            PollLoop::new(forwarder, Some(&idle_detector)).and_then(|polling| polling.run(stop));
-        idle_detector.shut_down();
-        result
-    })
+    PollLoop::new(forwarder)?.run(stop)
 }
 
 /// Poll loop of the modes without an input queue.
@@ -79,17 +65,27 @@ struct PollLoop<'a> {
     device_fds: Vec<OwnedFd>,
     filter_fd: Option<(u64, OwnedFd)>,
     idle_governor: IdleGovernor,
-    idle_detector: Option<&'a IdleDetector>,
+    /// Only with a CPU share.
+    idle_detector: Option<IdleDetector>,
+    /// Processor time of the thread that the CPU share has been charged for.
+    charged_ns: u64,
 }
 
 impl<'a> PollLoop<'a> {
-    fn new(
-        forwarder: &'a mut Forwarder,
-        idle_detector: Option<&'a IdleDetector>,
-    ) -> io::Result<Self> {
+    fn new(forwarder: &'a mut Forwarder) -> io::Result<Self> {
         let device_fds = forwarder.device_fds()?;
         let idle_governor = IdleGovernor::new(IdleConfig::default(), forwarder.read_clock());
-        Ok(Self { forwarder, device_fds, filter_fd: None, idle_governor, idle_detector })
+        let has_share = forwarder.gate().has_cpu_share();
+        let idle_detector = has_share.then(IdleDetector::start).transpose()?;
+        let charged_ns = thread_cpu_ns();
+        Ok(Self {
+            forwarder,
+            device_fds,
+            filter_fd: None,
+            idle_governor,
+            idle_detector,
+            charged_ns,
+        })
     }
 
     fn run(mut self, stop: &AtomicBool) -> io::Result<()> {
@@ -102,6 +98,7 @@ impl<'a> PollLoop<'a> {
             if moved {
                 self.idle_governor.on_work(now_ns);
             }
+            self.charge_thread_time(now_ns);
             if paused_until_ns.is_some() {
                 self.sleep(paused_until_ns)?;
                 continue;
@@ -130,6 +127,15 @@ impl<'a> PollLoop<'a> {
         Ok((moved, None))
     }
 
+    /// Charges what the thread took outside its turns: busy-polling, sleeping and waking up.
+    fn charge_thread_time(&mut self, now_ns: u64) {
+        if self.idle_detector.is_some() {
+            let total_ns = thread_cpu_ns();
+            self.forwarder.gate().replace_cpu_charges(now_ns, total_ns - self.charged_ns);
+            self.charged_ns = total_ns;
+        }
+    }
+
     /// Sleeps until there is work. While receiving is paused, arriving packets do not count as
     /// work.
     fn sleep(&mut self, paused_until_ns: Option<u64>) -> io::Result<()> {
@@ -137,13 +143,13 @@ impl<'a> PollLoop<'a> {
             return Ok(());
         };
         self.update_filter_fd()?;
-        let detector = self.idle_detector.filter(|_| paused_until_ns.is_some());
+        let detector = self.idle_detector.as_ref().filter(|_| paused_until_ns.is_some());
         if let Some(detector) = detector {
             detector.request();
         }
         let device_fds = if paused_until_ns.is_some() { &[][..] } else { &self.device_fds };
         let filter_fd = self.filter_fd.as_ref().map(|(_, fd)| fd.as_fd());
-        let idle_fd = detector.map(|watch| watch.idle_doorbell.as_fd());
+        let idle_fd = detector.map(IdleDetector::idle_fd);
         let fds = device_fds.iter().map(AsFd::as_fd).chain(filter_fd).chain(idle_fd);
         wait_readable(
             fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect(),
@@ -174,80 +180,6 @@ fn wait_readable(mut fds: Vec<PollFd<'_>>, timeout_ns: u64) -> io::Result<()> {
     match poll(&mut fds, Some(&timeout)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(errno) => Err(errno.into()),
-    }
-}
-
-/// Detects whether the CPU is idle, with a thread in the `SCHED_IDLE` class. The scheduler gives
-/// such a thread some time even on a busy CPU. The CPU therefore counts as idle only when the
-/// thread runs at once after its wake-up.
-struct IdleDetector {
-    clock: Clock,
-    /// Time at which receiving was paused, in nanoseconds.
-    paused_since_ns: AtomicU64,
-    /// Rung when receiving is paused, which wakes the detector thread.
-    pause_doorbell: Doorbell,
-    /// Rung by the detector thread when it found the CPU idle.
-    idle_doorbell: Doorbell,
-    requested: AtomicBool,
-    found_idle: AtomicBool,
-    is_shut_down: AtomicBool,
-}
-
-impl IdleDetector {
-    fn new() -> io::Result<Self> {
-        Ok(Self {
-            clock: Clock::new(),
-            paused_since_ns: AtomicU64::new(0),
-            pause_doorbell: Doorbell::new()?,
-            idle_doorbell: Doorbell::new()?,
-            requested: AtomicBool::new(false),
-            found_idle: AtomicBool::new(false),
-            is_shut_down: AtomicBool::new(false),
-        })
-    }
-
-    /// Starts detection: receiving is paused from now on.
-    fn request(&self) {
-        self.idle_doorbell.arm();
-        self.paused_since_ns.store(self.clock.now_ns(), Ordering::Relaxed);
-        self.requested.store(true, Ordering::Release);
-        self.pause_doorbell.ring();
-    }
-
-    /// Ends detection; returns true when the CPU was idle meanwhile.
-    fn finish(&self) -> bool {
-        self.requested.store(false, Ordering::Release);
-        self.idle_doorbell.disarm();
-        self.found_idle.swap(false, Ordering::AcqRel)
-    }
-
-    fn shut_down(&self) {
-        self.is_shut_down.store(true, Ordering::Release);
-        self.pause_doorbell.ring();
-    }
-
-    /// Body of the detector thread, which inherits the CPU affinity of the thread that started it.
-    fn run(&self, stop: &AtomicBool) {
-        if sys::set_idle_priority().is_err() {
-            // Without this class the CPU share is enforced even on an idle CPU.
-            return;
-        }
-        while !stop.load(Ordering::Relaxed) && !self.is_shut_down.load(Ordering::Acquire) {
-            self.pause_doorbell.arm();
-            if self.requested.swap(false, Ordering::AcqRel) {
-                let waited_ns = self.clock.now_ns() - self.paused_since_ns.load(Ordering::Relaxed);
-                if waited_ns < MAX_IDLE_WAKE_NS {
-                    self.found_idle.store(true, Ordering::Release);
-                    self.idle_doorbell.ring();
-                }
-            } else {
-                let fds = vec![PollFd::new(&self.pause_doorbell, PollFlags::IN)];
-                if wait_readable(fds, STOP_CHECK_INTERVAL_NS).is_err() {
-                    return;
-                }
-            }
-            self.pause_doorbell.disarm();
-        }
     }
 }
 

@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::json;
 use tidegate_apps::filter::FilterRules;
 
+use super::schema::schema;
 use super::{admission, merge_file, read_table, requests, transmit_classes};
 use crate::Failure;
 use crate::gate::GateOptions;
@@ -20,8 +21,11 @@ Checks what the file alone can say: the keys, their values, zone files and folde
 names. Flags may add what is missing, so that a missing interface or address is no error.")]
 pub(crate) struct CheckCommand {
     /// Configuration file of a server, a daemon, a guard or a router, or the rules of a filter
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "schema")]
+    file: Option<PathBuf>,
+    /// Print the JSON schema of configuration files, for an editor that checks TOML, instead
+    #[arg(long, conflicts_with_all = ["file", "json"])]
+    schema: bool,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -45,15 +49,19 @@ const SECTIONS: [(&str, Check); 9] = [
 
 impl CheckCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let (kind, problems) = match check(&self.file) {
+        let Some(file) = self.file else {
+            print_line!("{:#}", schema()?)?;
+            return Ok(());
+        };
+        let (kind, problems) = match check(&file) {
             Ok((kind, problems)) => (Some(kind), problems),
             Err(error) => (None, vec![error.to_string()]),
         };
         if self.json {
-            let file = self.file.display().to_string();
+            let file = file.display().to_string();
             print_line!("{}", json!({ "file": file, "kind": kind, "problems": problems }))?;
         } else if let (Some(kind), true) = (kind, problems.is_empty()) {
-            print_line!("{}: {kind}, no error", self.file.display())?;
+            print_line!("{}: {kind}, no error", file.display())?;
         }
         if problems.is_empty() { Ok(()) } else { Err(problems.join("\n").into()) }
     }

@@ -2,11 +2,13 @@
 
 mod changes;
 mod check;
+mod schema;
 
 use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
 
+use clap::{Args, Command};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -37,6 +39,14 @@ struct ConfigFile {
 pub(crate) trait Section: Serialize + DeserializeOwned {
     /// Name of the section.
     const NAME: &'static str;
+}
+
+/// Section of the file, with a command whose flags are its keys.
+pub(crate) type SectionFlags = (&'static str, Command);
+
+/// The section of these options.
+pub(crate) fn flags_of<S: Section + Args>() -> SectionFlags {
+    (S::NAME, S::augment_args(Command::new(S::NAME)))
 }
 
 /// Value written as text in flags and in the configuration file: `FromStr` reads it, `Display`

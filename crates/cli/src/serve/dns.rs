@@ -31,7 +31,7 @@ pub(crate) struct DnsCommand {
 /// Section `[dns]`.
 #[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-struct DnsOptions {
+pub(super) struct DnsOptions {
     /// Zone file, as FILE or ORIGIN=FILE; may be repeated
     #[arg(long, value_name = "[ORIGIN=]FILE")]
     zone: Vec<String>,

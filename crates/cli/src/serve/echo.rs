@@ -33,7 +33,7 @@ pub(crate) struct EchoCommand {
 /// Section `[echo]`.
 #[derive(Args, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-struct EchoOptions {
+pub(super) struct EchoOptions {
     /// UDP or TCP port to serve [default: 7]
     #[arg(long, value_name = "PORT")]
     listen: Option<u16>,

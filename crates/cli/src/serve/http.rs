@@ -40,7 +40,7 @@ pub(crate) struct HttpCommand {
 /// Section `[http]`.
 #[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-struct HttpOptions {
+pub(super) struct HttpOptions {
     /// Folder with the files to serve [default: none, only /api/status and /api/echo]
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,

@@ -14,6 +14,7 @@ pub(crate) use self::echo::check_echo;
 pub(crate) use self::http::check_http;
 pub(crate) use self::nfs::check_nfs;
 use crate::Failure;
+use crate::config::{SectionFlags, flags_of};
 
 /// Servers.
 #[derive(Args)]
@@ -33,6 +34,16 @@ enum Server {
     Http(Box<http::HttpCommand>),
     /// NFS version 3 server: a directory, read-only, over TCP
     Nfs(Box<nfs::NfsCommand>),
+}
+
+/// Sections of the servers, with their flags.
+pub(crate) fn section_flags() -> [SectionFlags; 4] {
+    [
+        flags_of::<dns::DnsOptions>(),
+        flags_of::<echo::EchoOptions>(),
+        flags_of::<http::HttpOptions>(),
+        flags_of::<nfs::NfsOptions>(),
+    ]
 }
 
 impl Serve {

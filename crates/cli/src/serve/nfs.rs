@@ -39,7 +39,7 @@ pub(crate) struct NfsCommand {
 /// Section `[nfs]`.
 #[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-struct NfsOptions {
+pub(super) struct NfsOptions {
     /// Directory to serve, read-only, with all that the server's user may read on its file system
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,

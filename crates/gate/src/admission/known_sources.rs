@@ -125,6 +125,14 @@ impl KnownSources {
         }
     }
 
+    /// Keeps a known source for another lifetime. An unknown one stays unknown.
+    pub fn refresh(&mut self, source: SourceId) {
+        let hash = self.key.hash(source);
+        if self.last_lifetime.contains(hash) {
+            self.this_lifetime.insert(hash);
+        }
+    }
+
     /// Adds a source that has proven to own its address by completing a handshake. Returns true
     /// if the source is newly known; false if it was known before or the filter is full.
     pub fn confirm(&mut self, source: SourceId) -> bool {
@@ -227,6 +235,21 @@ mod tests {
         known.learn(source(1));
         known.on_calm(LIFETIME_NS);
         assert!(known.contains(source(1)), "seen in between");
+        assert!(!known.contains(source(2)));
+    }
+
+    #[test]
+    fn refreshing_keeps_a_known_source_and_adds_none() {
+        let mut known = known_sources(100);
+        known.confirm(source(1));
+        for _ in 0..3 {
+            known.on_calm(LIFETIME_NS);
+            for n in [1, 2] {
+                known.refresh(source(n));
+                known.refresh(source(n));
+            }
+        }
+        assert!(known.contains(source(1)));
         assert!(!known.contains(source(2)));
     }
 

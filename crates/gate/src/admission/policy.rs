@@ -243,6 +243,15 @@ impl Admission {
         }
     }
 
+    /// Keeps the source of a packet known if it is. Does nothing while limits are in force.
+    #[inline]
+    pub fn refresh(&mut self, meta: &PacketMeta) {
+        let source = meta.source_id();
+        if !self.limiting && source != SourceId::NONE {
+            self.known_sources.refresh(source);
+        }
+    }
+
     /// Adds a source that has proven to own its address, for example by completing a handshake,
     /// to the known sources.
     pub fn confirm(&mut self, source: SourceId) {

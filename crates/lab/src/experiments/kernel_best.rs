@@ -47,27 +47,35 @@ impl<W: Copy + PartialEq> FirstPass<W> {
     /// # Panics
     /// Without ways.
     pub(crate) fn best(&self) -> W {
-        let first = self.ways.first().expect("the kernel has ways");
-        let best = self.ways.iter().fold(first, |best, way| {
-            let is_better = match self.goal {
-                Goal::Highest => way.2 > best.2,
-                Goal::Lowest => way.2 < best.2,
-            };
-            if is_better { way } else { best }
-        });
-        best.0
+        let figures = self.ways.iter().map(|(way, _, figure)| (*way, *figure));
+        self.goal.best(figures).expect("the kernel has ways").0
     }
 
-    /// The figures by name. The best way has `best_figure`, which was measured later.
-    pub(crate) fn rows(&self, best_figure: f64) -> KernelRows {
-        let best = self.best();
-        let figure = |way: W, figure: f64| if way == best { best_figure } else { figure };
-        let rows = self.ways.iter().map(|(way, name, first)| (name.clone(), figure(*way, *first)));
-        let kernel_best = self.ways.iter().find(|(way, ..)| *way == best);
+    /// The figures by name. The best way has `later_figure`, which was measured in turn with
+    /// Tidegate. If another way was better than that in the first pass, the kernel's best is that
+    /// one: no comparison gains by a way that was good once.
+    pub(crate) fn rows(&self, later_figure: f64) -> KernelRows {
+        let chosen = self.best();
+        let figure = |way: W, first: f64| if way == chosen { later_figure } else { first };
+        let rows = || self.ways.iter().map(|(way, name, first)| (name, figure(*way, *first)));
+        let best = self.goal.best(rows());
         KernelRows {
-            rows: rows.collect(),
-            best: kernel_best.map_or_else(String::new, |(_, name, _)| name.clone()),
+            rows: rows().map(|(name, figure)| (name.clone(), figure)).collect(),
+            best: best.map_or_else(String::new, |(name, _)| name.clone()),
+            chosen_over_best: best.map_or(1.0, |(_, best)| later_figure / best),
         }
+    }
+}
+
+impl Goal {
+    fn best<T>(self, figures: impl Iterator<Item = (T, f64)>) -> Option<(T, f64)> {
+        figures.reduce(|best, other| {
+            let is_better = match self {
+                Self::Highest => other.1 > best.1,
+                Self::Lowest => other.1 < best.1,
+            };
+            if is_better { other } else { best }
+        })
     }
 }
 
@@ -96,9 +104,17 @@ mod tests {
     #[test]
     fn the_best_way_has_the_figure_of_its_later_measurement() {
         let rows = first_pass(Goal::Highest).rows(7.0);
-        assert_eq!(rows.best, "kernel-9");
+        assert_eq!((rows.best.as_str(), rows.chosen_over_best), ("kernel-9", 1.0));
         assert_eq!(rows.rows["kernel-9"], 7.0);
         assert_eq!(rows.rows["kernel-5"], 5.0);
+    }
+
+    #[test]
+    fn a_way_that_was_better_than_the_chosen_one_is_the_best() {
+        let rows = first_pass(Goal::Highest).rows(4.0);
+        assert_eq!((rows.best.as_str(), rows.chosen_over_best), ("kernel-5", 0.8));
+        let rows = first_pass(Goal::Lowest).rows(10.0);
+        assert_eq!((rows.best.as_str(), rows.chosen_over_best), ("kernel-5", 2.0));
     }
 
     #[test]

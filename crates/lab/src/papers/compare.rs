@@ -57,23 +57,44 @@ impl FormerReport {
         is_outside && self.change(entry).is_some_and(|change| change < SLOWER)
     }
 
-    /// Adds figures and a note on what became slower.
+    /// True if the ratio of an entry lies within the former spread, give or take the machine's own
+    /// changes. `None` without both ratios.
+    fn is_within_spread(&self, entry: &Entry<'_>) -> Option<bool> {
+        let [_, lowest, highest] = self.ratios.get(&entry.plan.id)?;
+        let now = entry.ratio?.median;
+        Some((lowest * SLOWER..=highest / SLOWER).contains(&now))
+    }
+
+    /// Adds figures and notes on what became slower, and on what changed beyond the spread.
     pub(super) fn compare(&self, entries: &[Entry<'_>], result: &mut Experiment) {
         let changes: Vec<f64> = entries.iter().filter_map(|entry| self.change(entry)).collect();
-        let slower: Vec<&str> = entries
-            .iter()
-            .filter(|entry| self.is_slower(entry))
-            .map(|entry| entry.plan.id.as_str())
-            .collect();
+        let ids = |is_chosen: &dyn Fn(&Entry<'_>) -> bool| -> Vec<&str> {
+            let chosen = entries.iter().filter(|entry| is_chosen(entry));
+            chosen.map(|entry| entry.plan.id.as_str()).collect()
+        };
+        let slower = ids(&|entry| self.is_slower(entry));
+        let outside = ids(&|entry| self.is_within_spread(entry) == Some(false));
         result.figure("compared_entries", changes.len() as f64);
         result.figure("slower_entries", slower.len() as f64);
+        let within = changes.len().saturating_sub(outside.len()) as f64;
+        let fraction = within / changes.len().max(1) as f64;
+        result.figure("entries_within_spread", round_to_thousandths(fraction));
         if let Some(worst) = changes.into_iter().reduce(f64::min) {
             result.figure("worst_change", round_to_thousandths(worst));
         }
-        let slower = if slower.is_empty() { "none".to_owned() } else { slower.join(", ") };
+        let names = |ids: Vec<&str>| match ids.is_empty() {
+            true => "none".to_owned(),
+            false => ids.join(", "),
+        };
         result.note(format!(
-            "slower than the report of commit {}, by more than a tenth and below its spread: {slower}",
-            self.commit
+            "outside of the former spread, give or take a tenth: {}; entries_within_spread is the \
+             fraction of all others",
+            names(outside)
+        ));
+        result.note(format!(
+            "slower than the report of commit {}, by more than a tenth and below its spread: {}",
+            self.commit,
+            names(slower)
         ));
     }
 }

@@ -164,11 +164,18 @@ fn judge(plan: &PlannedEntry, results: &RunResults) -> (Option<bool>, String) {
     (holds, ours.map_or_else(|error| format!("not judged: {error}"), |ours| ours.to_string()))
 }
 
+/// Ratio at the places that both have: their median, and the lowest and highest that the spread of
+/// the points allows.
 fn ratio(plan: &PlannedEntry, kernel: &[Point], tidegate: &[Point]) -> Option<Ratio> {
     let best = |points: &[Point], place: &PointPlace| {
-        let values = points.iter().filter(|point| point.x == *place).filter_map(|point| point.y);
-        let better = if plan.less_is_better { f64::min } else { f64::max };
-        values.reduce(better)
+        let values = points.iter().filter(|point| point.x == *place).filter_map(Spread::of);
+        values.reduce(|best, other| {
+            let is_better = match plan.less_is_better {
+                true => other.middle < best.middle,
+                false => other.middle > best.middle,
+            };
+            if is_better { other } else { best }
+        })
     };
     let mut places: Vec<&PointPlace> = Vec::new();
     for point in tidegate {
@@ -176,15 +183,39 @@ fn ratio(plan: &PlannedEntry, kernel: &[Point], tidegate: &[Point]) -> Option<Ra
             places.push(&point.x);
         }
     }
-    let mut ratios: Vec<f64> = places
+    let ratios: Vec<Spread> = places
         .into_iter()
         .filter_map(|place| best(tidegate, place).zip(best(kernel, place)))
-        .filter(|(own, other)| *own > 0.0 && *other > 0.0)
-        .map(|(own, other)| if plan.less_is_better { other / own } else { own / other })
+        .map(|(own, other)| if plan.less_is_better { other.over(&own) } else { own.over(&other) })
         .collect();
-    ratios.sort_by(f64::total_cmp);
-    let (lowest, highest) = (*ratios.first()?, *ratios.last()?);
-    Some(Ratio { median: median(&ratios), lowest, highest })
+    let mut medians: Vec<f64> = ratios.iter().map(|ratio| ratio.middle).collect();
+    medians.sort_by(f64::total_cmp);
+    let lowest = ratios.iter().map(|ratio| ratio.low).reduce(f64::min)?;
+    let highest = ratios.iter().map(|ratio| ratio.high).reduce(f64::max)?;
+    Some(Ratio { median: median(&medians), lowest, highest })
+}
+
+/// A value above zero with its spread.
+struct Spread {
+    low: f64,
+    middle: f64,
+    high: f64,
+}
+
+impl Spread {
+    fn of(point: &Point) -> Option<Self> {
+        let middle = point.y.filter(|y| *y > 0.0)?;
+        let end = |end: Option<f64>| end.filter(|end| *end > 0.0).unwrap_or(middle);
+        Some(Self { low: end(point.low).min(middle), middle, high: end(point.high).max(middle) })
+    }
+
+    fn over(&self, other: &Self) -> Self {
+        Self {
+            low: self.low / other.high,
+            middle: self.middle / other.middle,
+            high: self.high / other.low,
+        }
+    }
 }
 
 #[cfg(test)]

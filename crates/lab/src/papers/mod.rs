@@ -101,7 +101,7 @@ fn summarize(entries: &[Entry], results: &RunResults) -> Experiment {
     result.columns = vec!["publication", "source", "title", "state", "holds", "ratio", "ours"];
     result.note(
         "a ratio is Tidegate over the kernel at its best at the points that both have, or the inverse \
-         where less is better: the median of the points, and the lowest and highest",
+         where less is better: the median of the points, and the lowest and highest within their spread",
     );
     result
 }

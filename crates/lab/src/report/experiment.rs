@@ -51,6 +51,15 @@ pub struct KernelComparison {
 pub(crate) struct KernelRows {
     pub(crate) rows: BTreeMap<String, f64>,
     pub(crate) best: String,
+    /// Figure of the way that was measured in turn with Tidegate, over that of the best.
+    pub(crate) chosen_over_best: f64,
+}
+
+impl KernelRows {
+    /// The same rows for a comparison of another figure than that of the rows.
+    pub(crate) fn for_other_figure(self) -> Self {
+        Self { chosen_over_best: 1.0, ..self }
+    }
 }
 
 impl Experiment {
@@ -79,14 +88,18 @@ impl Experiment {
             return;
         };
         let ratio = rate / best_rate.max(1.0);
-        self.compare_with_best(figure, ratio, KernelRows { rows: kernel_rows, best });
+        self.compare_with_best(
+            figure,
+            ratio,
+            KernelRows { rows: kernel_rows, best, chosen_over_best: 1.0 },
+        );
     }
 
     /// Sets a figure to the ratio of Tidegate's figure to that of the best of `kernel`, which are
-    /// named.
+    /// named. `ratio` is that to the way that was measured in turn with Tidegate.
     pub(crate) fn compare_with_best(&mut self, figure: &str, ratio: f64, kernel: KernelRows) {
-        self.figure(figure, round_to_thousandths(ratio));
-        let KernelRows { rows: kernel_rows, best: kernel_best } = kernel;
+        let KernelRows { rows: kernel_rows, best: kernel_best, chosen_over_best } = kernel;
+        self.figure(figure, round_to_thousandths(ratio * chosen_over_best));
         let figure = figure.to_owned();
         self.comparisons.push(KernelComparison { figure, kernel_rows, kernel_best });
     }

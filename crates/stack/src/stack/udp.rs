@@ -79,6 +79,12 @@ impl Stack {
         self.udp.local_addr(id)
     }
 
+    /// True if a socket is bound to this port, whatever its address.
+    #[inline]
+    pub fn udp_has_port(&self, port: u16) -> bool {
+        self.udp.has_port(port)
+    }
+
     /// Peer of a connected socket.
     #[inline]
     pub fn udp_peer_addr(&self, id: UdpId) -> Option<SocketAddr> {

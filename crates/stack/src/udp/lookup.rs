@@ -167,6 +167,11 @@ impl Lookup {
         self.find(socket_addr(local), socket_addr(remote)).unwrap_or(NO_SOCKET)
     }
 
+    /// True if a socket is bound to this port, whatever its address.
+    pub(crate) fn has_port(&self, number: u16) -> bool {
+        self.entry_of_port[port_index(number)] != 0
+    }
+
     /// Slot index of the socket for a datagram.
     #[inline(never)]
     pub(crate) fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<u32> {

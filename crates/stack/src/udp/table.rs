@@ -93,6 +93,11 @@ impl UdpTable {
         self.lookup.nth_group_socket(local, remote, n)
     }
 
+    /// Implements [`crate::Stack::udp_has_port`].
+    pub(crate) fn has_port(&self, port: u16) -> bool {
+        self.lookup.has_port(port)
+    }
+
     /// Splits the table, so that sockets can change during lookups.
     #[inline(always)]
     pub(crate) fn sockets_and_lookup(&mut self) -> (&mut SocketSlots, &Lookup) {

@@ -87,8 +87,8 @@ impl CaseResults {
                 "server_us": round_to_thousandths(median_of(runs, |run| run.server_us)),
             })
         };
-        let best = self.kernel_rows().best;
-        [row("tidegate", &self.own_runs), row(&best, &self.kernel_runs)]
+        let kernel = self.kernel.best().name();
+        [row("tidegate", &self.own_runs), row(&kernel, &self.kernel_runs)]
     }
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use rustix::time::{ClockId, clock_gettime};
+use tidegate_engine::thread_cpu_ns;
 
 /// Scheduling times of the calling thread: nanoseconds on a processor, nanoseconds runnable
 /// without a processor, number of turns.
@@ -83,8 +83,7 @@ impl RoundTimer {
         // The end of a system call is where other threads get the processor: with the time read
         // after it, their turn would count as part of the round.
         let at = Instant::now();
-        let cpu = clock_gettime(ClockId::ThreadCPUTime);
-        let cpu_ns = cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64;
+        let cpu_ns = thread_cpu_ns();
         let mut text = [0; 64];
         let len = self.scheduling.read_at(&mut text, 0).ok()?;
         let (delay_ns, turns) = parse_scheduling(std::str::from_utf8(&text[..len]).ok()?)?;

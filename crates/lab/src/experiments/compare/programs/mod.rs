@@ -8,7 +8,7 @@ use serde_json::json;
 use self::load::{FIXED_RPS, Load, ProgramRun};
 use crate::error::LabError;
 use crate::experiments::packaged_program::ProgramResults;
-use crate::report::experiment::Experiment;
+use crate::report::experiment::{Experiment, KernelRows};
 use crate::report::progress::Progress;
 use crate::testbed::apps::application::Application;
 use crate::testbed::apps::{StackKind, check_installed};
@@ -55,26 +55,22 @@ pub fn run(config: &TcpLabConfig, quick: bool) -> Result<Experiment, LabError> {
     Ok(report(config, &cases))
 }
 
-/// Sets `figure` to the worst ratio of `of` on `stack` to the kernel's best, of the loads that
-/// `is_included`: the lowest if more is better, else the highest.
-fn compare_worst(
-    result: &mut Experiment,
+/// The worst ratio of `of` on `stack` to the kernel's best, of the loads that `is_included`: the
+/// lowest if more is better, else the highest. With the figures of the kernel's ways.
+fn worst_ratio(
     cases: &[Case],
-    figure: &str,
     stack: StackKind,
     of: fn(&ProgramRun) -> f64,
     more_is_better: bool,
     is_included: fn(Load) -> bool,
-) {
+) -> Option<(f64, KernelRows)> {
     let included = cases.iter().filter(|case| is_included(case.load));
     let ratios = included.map(|case| (case, case.results.ratio(stack, of)));
     let worst = ratios.reduce(|worst, other| {
         let is_worse = if more_is_better { other.1 < worst.1 } else { other.1 > worst.1 };
         if is_worse { other } else { worst }
     });
-    if let Some((case, ratio)) = worst {
-        result.compare_with_best(figure, ratio, case.results.kernel_rows());
-    }
+    worst.map(|(case, ratio)| (ratio, case.results.kernel_rows()))
 }
 
 fn report(config: &TcpLabConfig, cases: &[Case]) -> Experiment {
@@ -86,16 +82,27 @@ fn report(config: &TcpLabConfig, cases: &[Case]) -> Experiment {
         let rate: fn(&ProgramRun) -> f64 = |run| run.requests_per_second;
         let cpu: fn(&ProgramRun) -> f64 = |run| run.cpu_us_per_request;
         let p50: fn(&ProgramRun) -> f64 = |run| run.p50_us;
-        let mut compare = |figure: &str, of, more_is_better, is_included| {
-            compare_worst(&mut result, cases, figure, stack, of, more_is_better, is_included);
+        let worst = |of, more_is_better, is_included: fn(Load) -> bool| {
+            worst_ratio(cases, stack, of, more_is_better, is_included)
         };
-        compare(&format!("{name}_ratio_min"), rate, true, is_closed);
-        compare(&format!("cpu_per_request_ratio_{name}"), cpu, false, has_cpu);
-        compare(&format!("{name}_p50_ratio"), p50, false, |load| load == Load::Messages);
+        let cpu = worst(cpu, false, has_cpu);
+        let cpu = cpu.map(|(ratio, kernel)| (ratio, kernel.for_other_figure()));
         // The processor of the network core is the program's own only when attached.
         let suffix = if stack == StackKind::Attached { "" } else { "_embedded" };
-        let is_spinning: fn(Load) -> bool = |load| load == Load::BusyWaitingServer;
-        compare(&format!("spin_p50_ratio{suffix}"), p50, false, is_spinning);
+        let comparisons = [
+            (format!("{name}_ratio_min"), worst(rate, true, is_closed)),
+            (format!("cpu_per_request_ratio_{name}"), cpu),
+            (format!("{name}_p50_ratio"), worst(p50, false, |load| load == Load::Messages)),
+            (
+                format!("spin_p50_ratio{suffix}"),
+                worst(p50, false, |load| load == Load::BusyWaitingServer),
+            ),
+        ];
+        for (figure, worst) in comparisons {
+            if let Some((ratio, kernel)) = worst {
+                result.compare_with_best(&figure, ratio, kernel);
+            }
+        }
     }
     result.rows = cases.iter().flat_map(rows).collect();
     result.columns = vec![
