@@ -4,7 +4,7 @@ mod support;
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -94,4 +94,92 @@ fn access_log_has_each_request_and_follows_its_name() {
     let line = line_with(&log, "/api/status");
     assert!(line.starts_with(support::CLIENT_V6) && line.contains("\" 200 "), "{line}");
     server.stop();
+}
+
+/// Running receiver of a query log, killed on drop.
+struct Receiver(Child);
+
+impl Receiver {
+    /// Ends it, so that its file is whole.
+    fn finish(mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Messages of a dnstap file, a line each, as BIND's reader has them.
+fn dnstap_messages(testbed: &Testbed, file: &Path) -> Vec<String> {
+    let text = testbed.tool("dnstap-read", &[file.to_str().unwrap()]);
+    text.lines().map(str::to_owned).collect()
+}
+
+fn assert_has_exchanges(messages: &[String]) {
+    let has = |kind: &str, protocol: &str, client: &str| {
+        messages.iter().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.contains(&kind)
+                && words.contains(&protocol)
+                && line.contains(client)
+                && line.contains("www.example.test/IN/A")
+        })
+    };
+    for kind in ["AQ", "AR"] {
+        assert!(has(kind, "UDP", support::CLIENT_V4), "{kind} UDP in {messages:#?}");
+        assert!(has(kind, "TCP", support::CLIENT_V6), "{kind} TCP in {messages:#?}");
+    }
+}
+
+#[test]
+fn query_log_goes_to_a_receiver_or_into_a_file() {
+    let programs = ["kdig", "dnstap-read", "fstrm_capture"];
+    if !is_root("query log") || !has_programs("query log", &programs) {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Packet);
+    let folder = tempfile::tempdir().unwrap();
+    let [socket, received, file] =
+        ["socket", "received", "file"].map(|name| folder.path().join(name));
+    let ask = || {
+        for (address, transport) in [(SERVER_V4, "+notcp"), (SERVER_V6, "+tcp")] {
+            let at = format!("@{address}");
+            testbed.tool("kdig", &[&at, transport, "+timeout=20", "www.example.test"]);
+        }
+    };
+    let zone = support::zone();
+    let serve = |log: &Path| {
+        let flags = ["dns", "--zone", &zone, "--dnstap", log.to_str().unwrap()];
+        testbed.serve(DeviceKind::Packet, &flags)
+    };
+
+    let mut receiver = Command::new("fstrm_capture");
+    receiver.args(["-t", "protobuf:dnstap.Dnstap", "-u"]).arg(&socket).arg("-w").arg(&received);
+    let receiver = Receiver(receiver.spawn().unwrap());
+    let began = Instant::now();
+    while !socket.exists() {
+        assert!(began.elapsed() < TIMEOUT, "fstrm_capture does not listen");
+        std::thread::yield_now();
+    }
+    let server = serve(&socket);
+    ask();
+    server.stop();
+    receiver.finish();
+    assert_has_exchanges(&dnstap_messages(&testbed, &received));
+
+    let server = serve(&file);
+    ask();
+    server.stop();
+    assert_has_exchanges(&dnstap_messages(&testbed, &file));
+    let zone = zone.as_str();
+    let again = ["serve", "dns", "--io", "kernel", "--listen", "9493", "--zone", zone, "--dnstap"];
+    let output = support::tidegate(&[&again[..], &[file.to_str().unwrap()]].concat());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("rename it"), "{error}");
 }

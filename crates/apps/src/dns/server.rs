@@ -8,6 +8,7 @@ use super::admission::QueryAdmission;
 use super::cookie;
 use super::error::{DnsError, Warning};
 use super::message::{Query, Rcode, Rejection};
+use super::query_log::QueryLog;
 use super::rate_limit::Verdict;
 use super::reply::{self, Content, ERROR_CONTENT, OptionBuffer, ReplyOpt, WrittenReply};
 use super::served::{DnsReloader, Publication, Served};
@@ -90,6 +91,7 @@ pub struct DnsServer {
     now_ns: u64,
     /// Admission of queries, if any.
     admission: Option<QueryAdmission>,
+    log: Option<QueryLog>,
     counters: DnsCounters,
 }
 
@@ -103,6 +105,7 @@ impl Clone for DnsServer {
             random: self.random.clone(),
             now_ns: self.now_ns,
             admission: self.served.requests.as_ref().map(QueryAdmission::new),
+            log: self.log.clone(),
             counters: DnsCounters::default(),
         }
     }
@@ -123,8 +126,15 @@ impl DnsServer {
             served,
             random: SplitMix64::new(config.hash_seed),
             now_ns: 0,
+            log: None,
             counters: DnsCounters::default(),
         })
+    }
+
+    /// Logs all messages and answers, also those of servers for other threads made from this one.
+    #[must_use]
+    pub fn with_log(self, log: Option<QueryLog>) -> Self {
+        Self { log, ..self }
     }
 
     /// Creates a server for another thread: shares the zones, has counters of its own.
@@ -347,16 +357,20 @@ impl Responder for DnsServer {
     #[inline]
     fn respond(&mut self, request: &[u8], from: SocketAddr, reply: &mut [u8]) -> Option<usize> {
         self.counters.queries += 1;
-        match Query::parse(request) {
+        let len = match Query::parse(request) {
             Ok(query) => {
                 let max_len = query.udp_limit_bytes(self.served.max_udp_bytes);
                 self.answer_client(&query, from.ip(), false, max_len, reply)
             }
             Err(rejection) => {
-                self.limit_rejection(&rejection, from.ip())?;
-                self.reject(rejection, reply)
+                let is_sent = self.limit_rejection(&rejection, from.ip());
+                is_sent.and_then(|()| self.reject(rejection, reply))
             }
+        };
+        if let Some(log) = &self.log {
+            log.write(request, from, false, self.now_ns, len.map(|len| &reply[..len]));
         }
+        len
     }
 
     /// Answers over TCP, where no reply needs truncation (RFC 7766 section 8).
@@ -367,13 +381,17 @@ impl Responder for DnsServer {
         reply: &mut [u8],
     ) -> Option<usize> {
         self.counters.queries += 1;
-        match Query::parse(request) {
+        let len = match Query::parse(request) {
             Ok(query) => {
                 let max_len = reply.len().min(u16::MAX.into());
                 self.answer_client(&query, from.ip(), true, max_len, reply)
             }
             Err(rejection) => self.reject(rejection, reply),
+        };
+        if let Some(log) = &self.log {
+            log.write(request, from, true, self.now_ns, len.map(|len| &reply[..len]));
         }
+        len
     }
 }
 

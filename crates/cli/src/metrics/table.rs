@@ -91,6 +91,7 @@ metrics! {
     ADMISSION_PACKETS, "admission_packets", Counter, ["class", "result"], "daemon, serve, guard", "Packets by class: admitted, or refused because the class was closed, had reached its rate, or the source its share";
     REQUESTS, "requests", Counter, [], "serve", "Requests passed to the service";
     ANSWERS, "answers", Counter, [], "serve", "Answers that the service made";
+    DNS_LOG_LOST, "dns_lost_log_messages", Counter, [], "serve dns", "Queries and answers that the dnstap log lost because its receiver was too slow, or gone";
     HTTP_RESPONSES, "http_responses", Counter, ["code"], "serve http", "Responses by class of their status";
     HTTP_DURATION, "http_response_duration_seconds", Histogram, [], "serve http", "Time that responses took to make, without their transfer";
     HTTP_CONNECTIONS, "http_connections", Gauge, [], "serve http", "Open connections";

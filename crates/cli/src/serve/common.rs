@@ -171,9 +171,13 @@ struct ServerRun<'a> {
     reload: Vec<ReloadPart>,
     /// Counters of requests and replies.
     served: &'static ServeCounters,
+    /// Metrics of the service.
+    readings: ServiceReadings,
     /// Name of the network interface.
     device: String,
 }
+
+type ServiceReadings = Box<dyn Fn(&mut Readings) + Send + Sync>;
 
 /// Maximum number of reader threads.
 const MAX_READERS: usize = 1024;
@@ -254,6 +258,7 @@ impl ServerOptions {
         responder: impl Responder + Clone + Send,
         stream_limits: Option<MessageLimits>,
         reload: Vec<ReloadPart>,
+        readings: impl Fn(&mut Readings) + Send + Sync + 'static,
     ) -> Result<(), Failure> {
         let host = self.host_options()?;
         let startup = self.startup(&host)?;
@@ -268,9 +273,13 @@ impl ServerOptions {
                 .map_err(|error| format!("{}: {error}", path.display()))?,
             None => &COUNTERS,
         };
+        let readings: ServiceReadings = Box::new(move |all| {
+            add_requests(all, served);
+            readings(all);
+        });
         let report = if host.io_kind() == IoKind::Kernel {
             let addresses = &host.kernel_addresses(port);
-            let run = ServerRun { name, addresses, startup, reload, served, device };
+            let run = ServerRun { name, addresses, startup, reload, served, readings, device };
             self.serve_on_kernel(run, responder)?;
             ServeReport::kernel(name, served)
         } else {
@@ -281,7 +290,7 @@ impl ServerOptions {
             let nets = Net::open_cores(config.own_thread(own_thread), self.cores)?;
             let mut reload = reload;
             reload.push(self.net_settings().into_part(NetCores(nets.clone()))?);
-            let run = ServerRun { name, addresses, startup, reload, served, device };
+            let run = ServerRun { name, addresses, startup, reload, served, readings, device };
             self.serve_on_tidegate(run, &nets, responder, stream_limits, |e| host.explain(e))?;
             ServeReport::tidegate(name, served, &nets)
         };
@@ -307,7 +316,7 @@ impl ServerOptions {
         run: ServerRun<'_>,
         mut responder: impl Responder + Clone + Send,
     ) -> Result<(), Failure> {
-        let ServerRun { name, addresses, startup, reload, served, device } = run;
+        let ServerRun { name, addresses, startup, reload, served, readings, device } = run;
         let stop = &*startup.stop();
         let default = KernelOptions::default();
         let options = KernelOptions {
@@ -323,7 +332,7 @@ impl ServerOptions {
         };
         let set_count = if self.reuse_port { self.readers } else { 1 };
         let sets = (0..set_count).map(|_| bind_all()).collect::<Result<Vec<_>, _>>()?;
-        let source = NetSource::new(name, &device, Vec::new(), move |r| add_requests(r, served));
+        let source = NetSource::new(name, &device, Vec::new(), readings);
         let _reload = startup.finish(reload, &[], source)?;
         announce_server(name, addresses, "kernel sockets")?;
         if self.has_reader_threads() {
@@ -346,7 +355,7 @@ impl ServerOptions {
         stream_limits: Option<MessageLimits>,
         explain: impl Fn(std::io::Error) -> Failure,
     ) -> Result<(), Failure> {
-        let ServerRun { name, addresses, startup, reload, served, device } = run;
+        let ServerRun { name, addresses, startup, reload, served, readings, device } = run;
         let stop = &*startup.stop();
         let options = UdpOptions::default().reuse_port(nets.len() > 1);
         let bind = |net: &Net| {
@@ -361,7 +370,7 @@ impl ServerOptions {
         let control = control.map(|path| ControlSocket::listen(path, NetCores(nets.to_vec())));
         let _control = control.transpose()?;
         nets[0].wait_for_addresses()?;
-        let source = NetSource::new(name, &device, nets.to_vec(), move |r| add_requests(r, served));
+        let source = NetSource::new(name, &device, nets.to_vec(), readings);
         let _reload = startup.finish(reload, nets, source)?;
         announce_server_on(&nets[0], name, addresses)?;
         if !self.has_reader_threads() {

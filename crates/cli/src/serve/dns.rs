@@ -1,5 +1,6 @@
 //! `tidegate serve dns`.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -7,13 +8,15 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use tidegate_apps::MessageLimits;
 use tidegate_apps::dns::{
-    CookieSecret, DnsConfig, DnsReloader, DnsServer, RateLimit, ServerIdentity, ZoneSource,
+    CookieSecret, DnsConfig, DnsReloader, DnsServer, QueryLog, RateLimit, ServerIdentity,
+    ZoneSource,
 };
 use tidegate_apps::requests::RequestPolicy;
 
 use super::common::{ServerOptions, nonzero_port, random_bytes, random_u64};
 use crate::Failure;
 use crate::config::{self, Section};
+use crate::metrics::{Readings, table};
 use crate::reload::ReloadPart;
 
 /// Flags of `serve dns`.
@@ -78,6 +81,11 @@ pub(super) struct DnsOptions {
     /// Do not answer version.bind and version.server in class CH
     #[arg(long)]
     hide_version: bool,
+    /// Log all queries and answers as dnstap: to a receiver that listens on this Unix socket, or in
+    /// this new file. After a rename SIGHUP begins a file anew. No query waits: messages that are
+    /// not taken in time are lost and counted
+    #[arg(long, value_name = "PATH")]
+    dnstap: Option<PathBuf>,
 }
 
 /// Version that `version.bind` tells.
@@ -124,6 +132,23 @@ impl DnsOptions {
                 format!("--identity: give at most {} bytes", ServerIdentity::MAX_BYTES)
             })?;
         Ok(config)
+    }
+
+    /// Opens the log of queries, if any.
+    fn open_log(&self) -> Result<Option<QueryLog>, Failure> {
+        let Some(path) = &self.dnstap else { return Ok(None) };
+        let version = (!self.hide_version).then_some(VERSION);
+        let log = QueryLog::open(path, self.identity.as_deref(), version);
+        let explain = |error: io::Error| match error.kind() {
+            io::ErrorKind::AlreadyExists => {
+                format!(
+                    "--dnstap {}: the file exists: rename it, since a log cannot be continued",
+                    path.display()
+                )
+            }
+            _ => format!("--dnstap {}: {error}", path.display()),
+        };
+        Ok(Some(log.map_err(explain)?))
     }
 
     /// Returns the limits for TCP connections; `None` with `--no-tcp`.
@@ -181,8 +206,18 @@ impl DnsCommand {
         }
         let port = options.port()?;
         let config = common.config.clone();
+        // Opened by the user that starts the server.
+        let log = options.open_log()?;
         let part = zones_part(dns, (config, threads), seeds, port, server.reloader());
-        common.serve("dns", port, server, options.stream_limits(), vec![part])
+        let log_part = log.clone().map(log_part);
+        let parts = [part].into_iter().chain(log_part).collect();
+        let server = server.with_log(log.clone());
+        let readings = move |readings: &mut Readings| {
+            if let Some(log) = &log {
+                readings.add(&table::DNS_LOG_LOST, [], log.lost_messages());
+            }
+        };
+        common.serve("dns", port, server, options.stream_limits(), parts, readings)
     }
 }
 
@@ -235,6 +270,17 @@ fn zones_part(
         Ok(Box::new(move || {
             reloader.publish(loaded);
             Ok(report)
+        }))
+    })
+}
+
+/// Part of the reload that begins the log of queries anew after it was renamed.
+fn log_part(log: QueryLog) -> ReloadPart {
+    Box::new(move || {
+        let log = log.clone();
+        Ok(Box::new(move || {
+            log.reopen()?;
+            Ok("query log".to_owned())
         }))
     })
 }

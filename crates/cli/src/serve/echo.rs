@@ -77,7 +77,7 @@ impl EchoCommand {
         let now_ns = || began.elapsed().as_nanos() as u64;
         let iterations = Work::iterations_for(options.work_ns.unwrap_or(0), now_ns);
         let work = Work::new(iterations, options.sink);
-        common.serve("echo", nonzero_port(options.listen, 7)?, work, None, Vec::new())
+        common.serve("echo", nonzero_port(options.listen, 7)?, work, None, Vec::new(), |_| ())
     }
 }
 
