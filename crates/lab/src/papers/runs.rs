@@ -39,9 +39,13 @@ impl Form {
 
     fn expected(self, run: &PlannedRun) -> Duration {
         Duration::from_secs(match self {
-            Self::Quick => run.quick_seconds,
+            Self::Quick => run.quick_seconds.unwrap_or(run.seconds),
             _ => run.seconds,
         })
+    }
+
+    fn has(self, run: &PlannedRun) -> bool {
+        self != Self::Quick || run.quick_seconds.is_some()
     }
 }
 
@@ -65,7 +69,10 @@ pub(super) fn measure(plan: &Plan, config: &ReportConfig) -> Result<Vec<String>,
     let folder = &config.results;
     fs::create_dir_all(folder).map_err(LabError::file(folder))?;
     let commit = Provenance::of_this_run(Duration::ZERO).commit;
-    let is_wanted = |run: &&PlannedRun| config.only.is_empty() || config.only.contains(&run.name);
+    let is_wanted = |run: &&PlannedRun| match config.only.is_empty() {
+        true => config.form.has(run),
+        false => config.only.contains(&run.name),
+    };
     let is_missing = |run: &&PlannedRun| !is_measured(run, config, &commit);
     let missing: Vec<&PlannedRun> = plan.runs.iter().filter(is_wanted).filter(is_missing).collect();
     let expected: Duration = missing.iter().map(|run| config.form.expected(run)).sum();
@@ -194,7 +201,7 @@ mod tests {
             quick: "--quick".to_owned(),
             long: None,
             seconds: 120,
-            quick_seconds: 20,
+            quick_seconds: Some(20),
         };
         let config = |form| ReportConfig {
             form,

@@ -376,18 +376,20 @@ pub struct TcpLabConfig {
     pub repeats: usize,
     /// Use the sizes of the paper instead of those for this machine.
     pub full: bool,
+    /// Measure only the points that the figures need.
+    pub few_points: bool,
 }
 
 impl Default for TcpLabConfig {
     fn default() -> Self {
-        Self { seconds: 2.0, repeats: 5, full: false }
+        Self { seconds: 2.0, repeats: 5, full: false, few_points: false }
     }
 }
 
 impl TcpLabConfig {
     /// Reduces times and repetitions for a quick run.
     pub fn quick(self) -> Self {
-        Self { seconds: 0.5, repeats: 1, ..self }
+        Self { seconds: 0.5, repeats: 1, few_points: true, ..self }
     }
 }
 

@@ -74,6 +74,16 @@ impl Scenario {
         }
     }
 
+    /// Points of the scenario that its figures need, for a quick run.
+    fn few_points(self, full: bool) -> Vec<EchoPoint> {
+        let is_needed = |point: &EchoPoint| match self {
+            Self::ManyConnections => point.connections > 100 && point.bytes == 64,
+            Self::GrowingMessages => [64, 1024, 8192].contains(&point.bytes),
+            Self::FewClients => [1, 16].contains(&point.connections),
+        };
+        self.points(full).into_iter().filter(is_needed).collect()
+    }
+
     /// Link of the clients.
     fn link(self) -> LinkKind {
         if self == Self::FewClients { LinkKind::Kernel } else { LinkKind::Xdp }
@@ -150,10 +160,17 @@ pub fn run_throughput(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let results = measure(config, scenario, &[ServerKind::TidegateXdp, TIDEGATE_PACKET], &RATE)?;
     let mut result = experiment(scenario.name(), &results);
     let rate = (0, RATE[0].1);
-    for (figure, at) in [("rps_ratio_100", 0), ("rps_ratio", 1), ("rps_ratio_128", 2)] {
-        results[at].compare(&mut result, figure, ServerKind::TidegateXdp, rate);
+    for point_results in &results {
+        let figure = match point_results.point {
+            EchoPoint { connections: 100, .. } => "rps_ratio_100",
+            EchoPoint { bytes: 128, .. } => "rps_ratio_128",
+            _ => {
+                point_results.compare(&mut result, "rps_ratio_packet", TIDEGATE_PACKET, rate);
+                "rps_ratio"
+            }
+        };
+        point_results.compare(&mut result, figure, ServerKind::TidegateXdp, rate);
     }
-    results[1].compare(&mut result, "rps_ratio_packet", TIDEGATE_PACKET, rate);
     result.note("scenario 1 of Farias (8 x 2000 connections, 64 and 128 B; bypass 3.65 to 5.58)");
     note_cores(&mut result, "the load runs on Tidegate over AF_XDP");
     Ok(result)
@@ -186,12 +203,16 @@ pub fn run_latency(config: &TcpLabConfig) -> Result<Experiment, LabError> {
     let own = [ServerKind::TidegateXdp, ServerKind::TidegateDedicated, TIDEGATE_PACKET];
     let results = measure(config, scenario, &own, &LATENCIES)?;
     let mut result = experiment(scenario.name(), &results);
-    for (clients, at) in [(1, 0), (16, 4)] {
+    for point_results in &results {
+        let clients = point_results.point.connections;
+        if ![1, 16].contains(&clients) {
+            continue;
+        }
         for (index, name) in ["p50", "p95"].into_iter().enumerate() {
             for (server_kind, suffix) in own.into_iter().zip(["", "_dedicated", "_packet"]) {
                 let figure = format!("{name}_ratio_{clients}{suffix}");
                 let latency = (index, LATENCIES[index].1);
-                results[at].compare(&mut result, &figure, server_kind, latency);
+                point_results.compare(&mut result, &figure, server_kind, latency);
             }
         }
     }
@@ -222,7 +243,7 @@ pub(crate) fn measure_over_veth(
     seconds: f64,
     repeats: usize,
 ) -> Result<Vec<ReferenceRow>, LabError> {
-    let config = TcpLabConfig { seconds, repeats, full: false };
+    let config = TcpLabConfig { seconds, repeats, ..TcpLabConfig::default() };
     let results = measure(&config, scenario, &[ServerKind::TidegateXdp], &RATE)?;
     let to_reference = |row: &Row| ReferenceRow {
         server: row.server_kind.name(),
@@ -250,7 +271,10 @@ fn measure(
         Ok::<_, LabError>(run)
     };
     let mut results = Vec::new();
-    let points = scenario.points(config.full);
+    let points = match config.few_points {
+        true => scenario.few_points(config.full),
+        false => scenario.points(config.full),
+    };
     let ways = points.len() * ServerKind::KERNEL.len();
     let first_progress = Progress::of_part("first pass", ways);
     for point in points {
