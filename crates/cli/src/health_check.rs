@@ -1,7 +1,8 @@
-//! Health checks of a service: DNS queries, TCP connections and HTTP requests, over kernel sockets
+//! Health checks of a service: DNS queries, datagrams, TCP connections and HTTP requests, over kernel sockets
 //! or over a stack of Tidegate.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -12,10 +13,11 @@ use domain::base::{Message, MessageBuilder, Name};
 use serde::{Deserialize, Serialize};
 use tidegate::Net;
 
-use crate::process::secret_seed;
-
 /// Longest reply that a check reads, in bytes.
 const MAX_REPLY_BYTES: usize = 64 * 1024;
+
+/// Datagram of a check of a UDP port.
+const DATAGRAM: &[u8] = b"tidegate-announce";
 
 /// Health check of one address: what to ask, and at which port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +25,8 @@ const MAX_REPLY_BYTES: usize = 64 * 1024;
 pub(crate) enum HealthCheck {
     /// DNS query for the address of a name, by UDP or TCP.
     Dns { name: String, port: u16, by_tcp: bool },
+    /// Datagram that any datagram answers.
+    Udp { port: u16 },
     /// TCP connection, closed at once.
     Tcp { port: u16 },
     /// HTTP request GET, answered with a status below 400.
@@ -35,7 +39,7 @@ impl FromStr for HealthCheck {
     fn from_str(text: &str) -> Result<Self, String> {
         let malformed = || {
             format!(
-                "{text}: give a check as dns:NAME, dns-tcp:NAME, tcp:PORT or http:PORT/PATH; a DNS \
+                "{text}: give a check as dns:NAME, dns-tcp:NAME, udp:PORT, tcp:PORT or http:PORT/PATH; a DNS \
                  server on another port than 53 as dns:NAME:PORT"
             )
         };
@@ -50,6 +54,7 @@ impl FromStr for HealthCheck {
                 name.parse::<Name<Vec<u8>>>().map_err(|_| malformed())?;
                 Ok(Self::Dns { name: name.to_owned(), port, by_tcp: kind == "dns-tcp" })
             }
+            "udp" => Ok(Self::Udp { port: port(rest)? }),
             "tcp" => Ok(Self::Tcp { port: port(rest)? }),
             "http" => {
                 let (number, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -83,6 +88,7 @@ impl fmt::Display for HealthCheck {
                 write!(f, "{}:{name}", if *by_tcp { "dns-tcp" } else { "dns" })?;
                 if *port == 53 { Ok(()) } else { write!(f, ":{port}") }
             }
+            Self::Udp { port } => write!(f, "udp:{port}"),
             Self::Tcp { port } => write!(f, "tcp:{port}"),
             Self::Http { port, path } => write!(f, "http:{port}{path}"),
         }
@@ -126,6 +132,10 @@ impl HealthCheck {
                 let server = SocketAddr::new(address, *port);
                 check_dns(transport, server, name, *by_tcp, timeout)
             }
+            Self::Udp { port } => {
+                let server = SocketAddr::new(address, *port);
+                transport.exchange_datagram(server, DATAGRAM, timeout, &|_| true).map(drop)
+            }
             Self::Tcp { port } => transport
                 .exchange_stream(SocketAddr::new(address, *port), &[], timeout, &|_| true)
                 .map(drop),
@@ -149,8 +159,8 @@ fn check_dns(
     by_tcp: bool,
     timeout: Duration,
 ) -> io::Result<()> {
-    let seed = secret_seed();
-    let id = u16::from_le_bytes([seed[0], seed[1]]);
+    // The standard library seeds `RandomState` from system randomness.
+    let id = RandomState::new().hash_one(name) as u16;
     let query = query(name, id).ok_or(io::ErrorKind::InvalidInput)?;
     let is_reply = |reply: &[u8]| {
         let message = Message::from_octets(reply).ok();
@@ -340,7 +350,9 @@ mod tests {
 
     #[test]
     fn checks_are_written_as_they_are_read() {
-        for text in ["dns:example.org", "dns-tcp:example.org:5353", "tcp:443", "http:80/health?a"] {
+        for text in
+            ["dns:example.org", "dns-tcp:example.org:5353", "udp:7", "tcp:443", "http:80/health?a"]
+        {
             assert_eq!(check(text).to_string(), text);
         }
         assert_eq!(check("http:80").to_string(), "http:80/");

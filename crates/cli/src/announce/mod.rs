@@ -66,7 +66,8 @@ pub(crate) struct Announce {
     example: bool,
     /// Health check of each address; may be repeated, and all have to pass. dns:NAME and
     /// dns-tcp:NAME ask a DNS server for a name by UDP or TCP (dns:NAME:PORT on another port than
-    /// 53), tcp:PORT connects, http:PORT/PATH gets a page
+    /// 53), udp:PORT sends a datagram that any datagram answers, tcp:PORT connects, http:PORT/PATH gets
+    /// a page
     #[arg(
         long,
         value_name = "CHECK",
