@@ -23,42 +23,59 @@ impl Frr {
         Self { vtysh, routes: addresses.iter().map(route).collect() }
     }
 
-    /// Applies the lines of all routes, each after `prefix`.
-    fn configure(&self, prefix: &str) -> Result<(), Failure> {
+    /// Applies the lines of all routes, each after `prefix`; returns the configuration that is in
+    /// force then.
+    fn configure(&self, prefix: &str) -> Result<String, Failure> {
         let mut command = Command::new(&self.vtysh);
         command.args(["-c", "configure terminal"]);
         for route in &self.routes {
             command.args(["-c", &format!("{prefix}{route}")]);
         }
+        command.args(["-c", "end", "-c", "show running-config"]);
         let vtysh = self.vtysh.display();
         let output = command.stdin(Stdio::null()).output().map_err(|error| {
             format!("--vtysh {vtysh}: {error}; install FRR, or give the path of its vtysh")
         })?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if output.status.success() {
-            return Ok(());
+            return Ok(text);
         }
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8_lossy(&text);
-        Err(format!(
-            "{vtysh}: {}; FRR has to run with staticd, and this user has to be in the group `frrvty`",
+        Err(self.failure(&format!("{text}{}", String::from_utf8_lossy(&output.stderr))))
+    }
+
+    /// Adds the routes. vtysh ends with success even when it could not, so the configuration counts.
+    fn add(&self) -> Result<(), Failure> {
+        let config = self.configure("")?;
+        let is_missing =
+            |route: &&String| !config.lines().any(|line| line.trim() == route.as_str());
+        match self.routes.iter().find(is_missing) {
+            None => Ok(()),
+            Some(route) => Err(self.failure(&format!("FRR did not take `{route}`"))),
+        }
+    }
+
+    fn failure(&self, text: &str) -> Failure {
+        format!(
+            "{}: {}; FRR has to run with staticd, and this user has to be in the group `frrvty`",
+            self.vtysh.display(),
             text.trim()
         )
-        .into())
+        .into()
     }
 }
 
 impl RoutingControl for Frr {
     fn prepare(&mut self) -> Result<(), Failure> {
         // The interface is down, so the routes are not in use.
-        self.configure("")
+        self.add()
     }
 
     fn announce(&mut self) -> Result<(), Failure> {
-        self.configure("")
+        self.add()
     }
 
     fn withdraw(&mut self) -> Result<(), Failure> {
-        self.configure("no ")
+        self.configure("no ").map(drop)
     }
 }
 
@@ -76,12 +93,11 @@ mod tests {
 
     use super::*;
 
-    /// Program that appends its arguments to a file, and ends with `status`.
-    fn program(folder: &std::path::Path, status: u8) -> PathBuf {
+    /// Program that appends its arguments to a file, prints `text`, and ends with `status`.
+    fn program(folder: &std::path::Path, text: &str, status: u8) -> PathBuf {
         let path = folder.join("vtysh");
-        let log = folder.join("log");
-        let script =
-            format!("#!/bin/sh\necho \"$*\" >> {}\necho reason\nexit {status}\n", log.display());
+        let log = folder.join("log").display().to_string();
+        let script = format!("#!/bin/sh\necho \"$*\" >> {log}\necho '{text}'\nexit {status}\n");
         fs::write(&path, script).unwrap();
         fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         path
@@ -91,24 +107,32 @@ mod tests {
     fn routes_are_added_and_removed() {
         let folder = tempfile::tempdir().unwrap();
         let addresses = ["192.0.2.53", "2001:db8::53"].map(|address| address.parse().unwrap());
-        let mut control = Frr::new(program(folder.path(), 0), "tidegate0", &addresses);
+        let config = "ip route 192.0.2.53/32 tidegate0\nipv6 route 2001:db8::53/128 tidegate0";
+        let mut control = Frr::new(program(folder.path(), config, 0), "tidegate0", &addresses);
         control.announce().unwrap();
         control.withdraw().unwrap();
         let log = fs::read_to_string(folder.path().join("log")).unwrap();
-        assert_eq!(
-            log,
-            "-c configure terminal -c ip route 192.0.2.53/32 tidegate0 -c ipv6 route 2001:db8::53/128 \
-             tidegate0\n-c configure terminal -c no ip route 192.0.2.53/32 tidegate0 -c no ipv6 route \
-             2001:db8::53/128 tidegate0\n"
-        );
+        let end = "-c end -c show running-config";
+        let expected = [
+            "-c configure terminal -c ip route 192.0.2.53/32 tidegate0 \
+             -c ipv6 route 2001:db8::53/128 tidegate0",
+            "-c configure terminal -c no ip route 192.0.2.53/32 tidegate0 \
+             -c no ipv6 route 2001:db8::53/128 tidegate0",
+        ];
+        let expected = expected.map(|commands| format!("{commands} {end}\n")).concat();
+        assert_eq!(log, expected);
     }
 
     #[test]
     fn refusal_and_missing_program_are_errors() {
         let folder = tempfile::tempdir().unwrap();
         let addresses = ["192.0.2.53".parse().unwrap()];
-        let mut control = Frr::new(program(folder.path(), 1), "tidegate0", &addresses);
-        assert!(control.announce().unwrap_err().to_string().contains("reason"));
+        // vtysh ends with success although it was not let in.
+        for (text, status) in [("reason", 1), ("Authentication failure", 0)] {
+            let vtysh = program(folder.path(), text, status);
+            let mut control = Frr::new(vtysh, "tidegate0", &addresses);
+            assert!(control.announce().unwrap_err().to_string().contains("frrvty"));
+        }
         let mut control = Frr::new(folder.path().join("none"), "tidegate0", &addresses);
         assert!(control.announce().unwrap_err().to_string().contains("install FRR"));
     }
