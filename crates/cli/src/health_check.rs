@@ -13,6 +13,11 @@ use domain::base::{Message, MessageBuilder, Name};
 use serde::{Deserialize, Serialize};
 use tidegate::Net;
 
+/// Error of a server that has dropped its privileges and shares the host's addresses.
+const SHARED_ADDRESS: &str = "on shared addresses a check needs a port of the kernel, and the server \
+                              has dropped the right to open one: serve on an own address \
+                              (--address), or start the server with --user root";
+
 /// Longest reply that a check reads, in bytes.
 const MAX_REPLY_BYTES: usize = 64 * 1024;
 
@@ -147,6 +152,8 @@ impl HealthCheck {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 format!("no answer within {} ms", timeout.as_millis())
             }
+            // The sandbox of a server has no such call.
+            io::ErrorKind::Unsupported => SHARED_ADDRESS.to_owned(),
             _ => error.to_string(),
         })
     }
