@@ -8,7 +8,6 @@ mod client;
 mod testbed;
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
