@@ -445,7 +445,7 @@ fn member_config(network: u8, protocols: &str) -> String {
     let next_hop = address_v6(network, KERNEL_END);
     format!(
         "router id {own};\nprotocol device {{}}\n{protocols}\
-         protocol bgp router {{\n  local {own} as 65001;\n  neighbor {router} as 65000;\n  \
+         protocol bgp uplink {{\n  local {own} as 65001;\n  neighbor {router} as 65000;\n  \
          connect delay time 1;\n  connect retry time 1;\n  error wait time 1, 2;\n  \
          ipv4 {{ import none; export where source = RTS_STATIC; }};\n  \
          ipv6 {{ import none; export where source = RTS_STATIC; next hop address {next_hop}; }};\n}}\n"
