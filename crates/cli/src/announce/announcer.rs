@@ -135,7 +135,7 @@ impl Announcer {
     /// As [`Announcer::handle`].
     pub(super) fn update(&mut self) -> Result<(), Failure> {
         let reason = self.policy.withdraw_reason(self.began.elapsed());
-        let has_changed = reason != self.reason;
+        let routing_error = self.routing_error.is_some();
         let crosses = reason.is_none() != self.reason.is_none();
         let interval = match (&self.routing_error, reason) {
             (Some(_), _) => Some(RETRY_INTERVAL),
@@ -146,7 +146,7 @@ impl Announcer {
         if crosses || is_due {
             self.apply(reason.is_none());
         }
-        if !has_changed {
+        if reason == self.reason && routing_error == self.routing_error.is_some() {
             return Ok(());
         }
         if let Some(reason) = reason.filter(|_| crosses) {
@@ -190,6 +190,11 @@ impl Announcer {
         Ok(was_announced)
     }
 
+    /// True if the addresses are to be announced, and the routing daemon obeys.
+    fn is_announced(&self) -> bool {
+        self.reason.is_none() && self.routing_error.is_none()
+    }
+
     fn state(&self) -> AnnounceState {
         let report = |(index, (check, address)): (usize, &(HealthCheck, IpAddr))| CheckReport {
             check: check.to_string(),
@@ -198,7 +203,7 @@ impl Announcer {
             error: self.errors[index].clone(),
         };
         AnnounceState {
-            announced: self.reason.is_none() && self.routing_error.is_none(),
+            announced: self.is_announced(),
             reason: self.reason.map(|reason| reason.name().to_owned()),
             sentence: self.reason.map(|reason| reason.to_string()),
             addresses: self.addresses.clone(),
@@ -211,7 +216,7 @@ impl Announcer {
     fn readings(&self) -> Readings {
         let mut readings = Readings::of_command("announce");
         for address in &self.addresses {
-            let is_announced = u64::from(self.reason.is_none());
+            let is_announced = u64::from(self.is_announced());
             readings.add(&table::ANNOUNCED, [address.to_string().as_str()], is_announced);
         }
         for (index, (check, address)) in self.checks.iter().enumerate() {

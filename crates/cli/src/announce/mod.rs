@@ -41,6 +41,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// Longest time limit of a check: a server checks itself on the thread of its control socket.
 const MAX_TIMEOUT_SECONDS: f64 = 1.0;
 
+/// Shortest interval of checks: each takes some of the service's time.
+const MIN_INTERVAL_SECONDS: f64 = 0.01;
+
 /// Long help of `announce`.
 const FIRST_STEPS: &str = "First steps, with BIRD on this server:\n\n  \
 1. Print the lines that BIRD's configuration needs, and add them:\n     \
@@ -163,6 +166,9 @@ impl Announce {
                         the state"
                     .into(),
             );
+        }
+        if self.interval < MIN_INTERVAL_SECONDS {
+            return Err(format!("--interval {}: give 0.01 seconds or more", self.interval).into());
         }
         let interval = seconds("--interval", self.interval)?;
         let drain_time = seconds("--drain-time", self.drain_time)?;

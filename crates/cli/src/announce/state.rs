@@ -37,9 +37,10 @@ impl fmt::Display for AnnounceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addresses: Vec<_> = self.addresses.iter().map(IpAddr::to_string).collect();
         let addresses = addresses.join(", ");
-        match &self.sentence {
-            None => write!(f, "announced: {addresses}"),
-            Some(sentence) => write!(f, "withdrawn: {addresses}: {sentence}"),
+        match (&self.sentence, &self.routing_error) {
+            (None, None) => write!(f, "announced: {addresses}"),
+            (Some(sentence), _) => write!(f, "withdrawn: {addresses}: {sentence}"),
+            (None, Some(_)) => write!(f, "healthy, but not announced: {addresses}"),
         }
     }
 }
