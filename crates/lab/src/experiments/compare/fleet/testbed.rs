@@ -142,6 +142,8 @@ impl Fleet {
             add_address(&client, "client", source)?;
         }
         connect(&router, &attacker, "attacker", ATTACKER_NETWORK_NUMBER)?;
+        // A flood needs a NAPI context at the other end of its link, which GRO gives a veth.
+        set_offloads(&router, "r-attacker", &["gro", "on"])?;
         let attacker = VethEnd { mac: [0; 6], device: "attacker".to_owned(), namespace: attacker };
         let attacker_gateway = hardware_address(&router, "r-attacker")?;
         let mut fleet = Self {
@@ -379,8 +381,7 @@ fn connect(
     let netns = namespace.name();
     router.ip(&["link", "add", &peer, "type", "veth", "peer", "name", device, "netns", netns])?;
     for (end, name) in [(router, peer.as_str()), (namespace, device)] {
-        let off = ["tx", "off", "tso", "off", "gso", "off", "gro", "off"];
-        run_to_end(end.command("ethtool").args(["-K", name]).args(off), "ethtool")?;
+        set_offloads(end, name, &["tx", "off", "tso", "off", "gso", "off", "gro", "off"])?;
         end.ip(&["link", "set", name, "up"])?;
     }
     let (router_v4, router_v6) = (address_v4(network, ROUTER_END), address_v6(network, ROUTER_END));
@@ -395,6 +396,11 @@ fn connect(
         namespace.ip(&["-6", "route", "add", "default", "via", &router_v6.to_string()])?;
     }
     Ok(())
+}
+
+fn set_offloads(namespace: &Namespace, device: &str, features: &[&str]) -> Result<(), LabError> {
+    let mut command = namespace.command("ethtool");
+    run_to_end(command.args(["-K", device]).args(features), "ethtool").map(drop)
 }
 
 /// Adds an address with the prefix length of its network; one that exists stays.
