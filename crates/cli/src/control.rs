@@ -4,6 +4,7 @@
 //! file has mode 0600, so that only its owner can open it.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -20,11 +21,14 @@ use tidegate::gate::{Config, Settings, admission};
 use tidegate_service::daemon::{Controls, GateState};
 
 use crate::Failure;
+use crate::health_check::HealthCheck;
 use crate::output::{print, print_line};
 use crate::report;
 
 /// Read and write timeout of both ends of the control socket.
-const TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest time that a check of the service may take, for all the other requests wait.
+const MAX_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum length of a request or response line, in bytes.
 const MAX_LINE_BYTES: u64 = 16 * 1024;
 
@@ -57,6 +61,8 @@ enum Request {
     Set(Vec<(String, String)>),
     /// Migrates the application with this process id to another network core.
     Move { pid: u32, core: usize },
+    /// Checks the service on an address of the stack, through the stack.
+    Check { check: HealthCheck, address: IpAddr, timeout_ms: u64 },
 }
 
 /// Response of a running server.
@@ -116,21 +122,50 @@ pub(crate) fn query(socket: &Path) -> Result<Value, Failure> {
     Ok(serde_json::to_value(send_request(socket, &Request::Set(Vec::new()))?)?)
 }
 
+/// Makes the server with this control socket check its own service, through its stack.
+///
+/// # Errors
+/// The check fails, or the server does not answer.
+pub(crate) fn check_service(
+    socket: &Path,
+    check: &HealthCheck,
+    address: IpAddr,
+    timeout: Duration,
+) -> Result<(), String> {
+    let timeout_ms = timeout.as_millis() as u64;
+    let request = Request::Check { check: check.clone(), address, timeout_ms };
+    match send_request_within(socket, &request, TIMEOUT + timeout) {
+        Ok(Response::Refused(reason)) => Err(reason),
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("{}: {error}", socket.display())),
+    }
+}
+
 fn send_request(socket: &Path, request: &Request) -> io::Result<Response> {
+    send_request_within(socket, request, TIMEOUT)
+}
+
+fn send_request_within(
+    socket: &Path,
+    request: &Request,
+    timeout: Duration,
+) -> io::Result<Response> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     write_line(&mut stream, request)?;
     Ok(serde_json::from_str(&read_line(&stream)?)?)
 }
 
-fn write_line(stream: &mut UnixStream, value: &impl Serialize) -> io::Result<()> {
+/// Writes a request or a response.
+pub(crate) fn write_line(stream: &mut UnixStream, value: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     stream.write_all(&line)
 }
 
-fn read_line(stream: &UnixStream) -> io::Result<String> {
+/// Reads a request or a response.
+pub(crate) fn read_line(stream: &UnixStream) -> io::Result<String> {
     let mut line = String::new();
     BufReader::new(stream.take(MAX_LINE_BYTES)).read_line(&mut line)?;
     Ok(line)
@@ -147,6 +182,14 @@ pub(crate) trait Controllable: Send + 'static {
 
     /// Migrates the application with process id `pid` to network core `core`.
     fn move_process(&self, pid: u32, core: usize) -> io::Result<()>;
+
+    /// Checks the service on `address`, through each stack of the server.
+    fn check_service(
+        &self,
+        check: &HealthCheck,
+        address: IpAddr,
+        timeout: Duration,
+    ) -> Result<(), String>;
 }
 
 impl Controllable for Net {
@@ -168,6 +211,15 @@ impl Controllable for Net {
         let reason =
             "a server without the daemon serves no applications: use --move only with the daemon";
         Err(io::Error::new(io::ErrorKind::Unsupported, reason))
+    }
+
+    fn check_service(
+        &self,
+        check: &HealthCheck,
+        address: IpAddr,
+        timeout: Duration,
+    ) -> Result<(), String> {
+        check.run(self, address, timeout)
     }
 }
 
@@ -193,6 +245,15 @@ impl Controllable for NetCores {
     fn move_process(&self, pid: u32, core: usize) -> io::Result<()> {
         self.0.first().map_or(Ok(()), |net| net.move_process(pid, core))
     }
+
+    fn check_service(
+        &self,
+        check: &HealthCheck,
+        address: IpAddr,
+        timeout: Duration,
+    ) -> Result<(), String> {
+        self.0.iter().try_for_each(|net| check.run(net, address, timeout))
+    }
 }
 
 impl Controllable for Controls {
@@ -206,6 +267,11 @@ impl Controllable for Controls {
 
     fn move_process(&self, pid: u32, core: usize) -> io::Result<()> {
         Controls::move_process(self, pid, core)
+    }
+
+    fn check_service(&self, _: &HealthCheck, _: IpAddr, _: Duration) -> Result<(), String> {
+        Err("the daemon serves no port itself: check its programs with --check-through daemon"
+            .into())
     }
 }
 
@@ -230,13 +296,37 @@ impl ControlSocket {
         Self::replace(path, server)
     }
 
+    /// Listens on `path` and answers each connection by `respond` until dropped. `flag` has given
+    /// the path.
+    ///
+    /// # Errors
+    /// As [`ControlSocket::listen`].
+    pub(crate) fn serve(
+        path: &Path,
+        flag: &str,
+        respond: impl FnMut(UnixStream) -> io::Result<()> + Send + 'static,
+    ) -> Result<Self, Failure> {
+        if UnixStream::connect(path).is_ok() {
+            return Err(format!("{flag} {}: another process listens there", path.display()).into());
+        }
+        Self::replace_by(path, flag, respond)
+    }
+
     /// Listens on `path` as [`ControlSocket::listen`] does, and replaces a server that listens
     /// there.
     ///
     /// # Errors
     /// When the socket file cannot be created.
     pub(crate) fn replace(path: &Path, server: impl Controllable) -> Result<Self, Failure> {
-        let fail = |error: io::Error| format!("--control {}: {error}", path.display());
+        Self::replace_by(path, "--control", move |stream| respond(stream, &server))
+    }
+
+    fn replace_by(
+        path: &Path,
+        flag: &str,
+        mut respond: impl FnMut(UnixStream) -> io::Result<()> + Send + 'static,
+    ) -> Result<Self, Failure> {
+        let fail = |error: io::Error| format!("{flag} {}: {error}", path.display());
         // Stale socket file of a server that was killed.
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fail(error).into()),
@@ -252,7 +342,7 @@ impl ControlSocket {
                     break;
                 }
                 // A client that disconnects or times out needs no error report.
-                let _ = stream.and_then(|stream| respond(stream, &server));
+                let _ = stream.and_then(&mut respond);
             }
         })?;
         Ok(Self { path: path.to_owned(), stop, thread: Some(thread) })
@@ -288,6 +378,11 @@ fn respond(mut stream: UnixStream, server: &impl Controllable) -> io::Result<()>
         Ok(Request::Set(pairs)) => apply_settings(server, &pairs),
         Ok(Request::Move { pid, core }) => {
             server.move_process(pid, core).map(|()| Response::Done).map_err(Failure::from)
+        }
+        Ok(Request::Check { check, address, timeout_ms }) => {
+            let timeout = Duration::from_millis(timeout_ms).min(MAX_CHECK_TIMEOUT);
+            let result = server.check_service(&check, address, timeout);
+            result.map(|()| Response::Done).map_err(Failure::from)
         }
         Err(error) => Err(format!("invalid request: {error}").into()),
     };
@@ -366,6 +461,13 @@ mod tests {
             let Response::Refused(reason) = set(&path, &pairs) else { panic!("not refused") };
             assert!(reason.contains(words), "{reason}");
         }
+        let check = "tcp:9".parse().unwrap();
+        let address = "192.0.2.1".parse().unwrap();
+        let closed = check_service(&path, &check, address, Duration::from_secs(1));
+        assert!(closed.unwrap_err().contains("refused"), "no service at the port");
+        let listener = tidegate::TcpListener::bind(&net, "192.0.2.1:9").unwrap();
+        check_service(&path, &check, address, Duration::from_secs(1)).unwrap();
+        drop(listener);
         let moved = send_request(&path, &Request::Move { pid: 1, core: 0 }).unwrap();
         assert!(matches!(moved, Response::Refused(reason) if reason.contains("daemon")));
         assert_eq!(net.gate().config().receive_quota.packets(), 7, "all or nothing");

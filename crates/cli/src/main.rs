@@ -3,6 +3,7 @@
 // A reader of the output may go at any time: see `output`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod announce;
 mod background;
 mod choices;
 mod config;
@@ -14,6 +15,7 @@ mod drop_log;
 mod dump;
 mod gate;
 mod guard;
+mod health_check;
 mod help_files;
 mod host;
 mod lab;
@@ -86,6 +88,10 @@ enum Command {
     Guard(guard::Guard),
     /// Count the packets of a network interface by flow; its traffic stays with the kernel
     Monitor(monitor::MonitorCommand),
+    /// Announce a service's addresses by BIRD, FRR or ExaBGP while the service is healthy
+    Announce(Box<announce::Announce>),
+    /// Withdraw the addresses that `tidegate announce` announces, before maintenance
+    Drain(announce::Drain),
     /// Check this machine and its interfaces, with a remedy for each deficit
     Doctor(doctor::Doctor),
     /// Generate load: packets at a fixed rate (open loop), or TCP connections
@@ -147,6 +153,8 @@ fn main() -> ExitCode {
         Command::Filter(filter) => filter.run(),
         Command::Guard(guard) => guard.run(),
         Command::Monitor(monitor) => monitor.run(),
+        Command::Announce(announce) => announce.run(),
+        Command::Drain(drain) => drain.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Load(load) => load.run(),
         Command::Lab(arguments) => arguments.run(None),

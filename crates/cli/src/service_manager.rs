@@ -34,6 +34,11 @@ pub(crate) fn notify_stopping() {
     send(&[NotifyState::Stopping]);
 }
 
+/// Reports the state of this process in words.
+pub(crate) fn notify_status(status: &str) {
+    send(&[NotifyState::Status(status)]);
+}
+
 /// Reports the process that goes on in the place of this process.
 pub(crate) fn notify_successor(pid: u32) {
     send(&[NotifyState::MainPid(pid)]);

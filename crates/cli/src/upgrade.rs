@@ -10,6 +10,7 @@ use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::{DaemonReport, Versions};
 
 use crate::Failure;
+use crate::announce::{DEFAULT_SOCKET, drain};
 use crate::output::print_line;
 use crate::service_manager;
 
@@ -33,6 +34,13 @@ pub(crate) struct Upgrade {
     /// Unix socket of the daemon
     #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH)]
     socket: PathBuf,
+    /// If the upgrade would cost connections, and so is refused, withdraw the addresses of this server
+    /// through `tidegate announce`: the restart that has to follow then costs no client
+    #[arg(long)]
+    drain: bool,
+    /// Socket of `tidegate announce`, for --drain
+    #[arg(long, value_name = "SOCKET", default_value = DEFAULT_SOCKET)]
+    announce: PathBuf,
     /// Flags of `tidegate daemon` for the new daemon [default: those of the old daemon]
     #[arg(last = true, value_name = "FLAGS")]
     flags: Vec<String>,
@@ -51,7 +59,9 @@ impl Upgrade {
             old.pid,
             Versions::own()
         )?;
-        old.check_upgrade()?;
+        if let Err(reason) = old.check_upgrade() {
+            return Err(self.drain_for_restart(reason.into()));
+        }
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("daemon");
         if self.flags.is_empty() {
@@ -65,7 +75,9 @@ impl Upgrade {
         service_manager::inherit_from(old.pid, &mut command);
         command.arg(TAKE_OVER).stdin(Stdio::null()).stdout(Stdio::null());
         let mut new = command.spawn()?;
-        wait_until_serving(&self.socket, &mut new)?;
+        if let Err(reason) = wait_until_serving(&self.socket, &mut new) {
+            return Err(self.drain_for_restart(reason));
+        }
         print_line!("process {} has taken over from process {}", new.id(), old.pid)?;
         // A program has an attachment for each network core.
         let names = old.older_applications().map(|app| app.identity.to_string());
@@ -77,6 +89,24 @@ impl Upgrade {
             )?;
         }
         Ok(())
+    }
+}
+
+impl Upgrade {
+    /// Drains this server after an upgrade that has failed for `reason`, if asked to. Returns the
+    /// error of the command.
+    fn drain_for_restart(&self, reason: Failure) -> Failure {
+        if !self.drain {
+            return reason;
+        }
+        match drain(&self.announce) {
+            Ok(()) => format!(
+                "{reason}. The addresses are withdrawn: restart the daemon, then run `tidegate drain \
+                 --undo`"
+            )
+            .into(),
+            Err(error) => format!("{reason}. The addresses are not withdrawn: {error}").into(),
+        }
     }
 }
 

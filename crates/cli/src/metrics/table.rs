@@ -113,6 +113,9 @@ metrics! {
     FLOWS, "flows", Gauge, [], "monitor", "Flows in the table";
     FLOWS_ENDED, "ended_flows", Counter, ["cause"], "monitor", "Flows that left the table: they ended, or were evicted";
     EXPORTED_RECORDS, "exported_records", Counter, ["result"], "monitor", "Records for the collector: sent, or lost";
+    ANNOUNCED, "announced", Gauge, ["address"], "announce", "1 while the address is announced, 0 while it is withdrawn";
+    ANNOUNCE_HEALTHY, "announce_check_healthy", Gauge, ["check", "address"], "announce", "1 while the check of the service passes, else 0";
+    ANNOUNCE_WITHDRAWALS, "announce_withdrawals", Counter, ["reason"], "announce", "Withdrawals of the addresses, by reason";
     FILTER_VERDICTS, "filter_verdicts", Counter, ["verdict"], "route", "Verdicts of the packet filter";
 }
 

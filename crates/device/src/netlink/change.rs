@@ -15,11 +15,23 @@ use super::socket::Socket;
 /// # Errors
 /// Without CAP_NET_ADMIN, or when the interface is gone.
 pub fn set_up(index: u32) -> Result<(), NetlinkError> {
+    set_flags(index, LinkFlags::Up, "set the interface up")
+}
+
+/// Sets an interface down.
+///
+/// # Errors
+/// As [`set_up`].
+pub fn set_down(index: u32) -> Result<(), NetlinkError> {
+    set_flags(index, LinkFlags::empty(), "set the interface down")
+}
+
+fn set_flags(index: u32, flags: LinkFlags, step: &'static str) -> Result<(), NetlinkError> {
     let mut message = LinkMessage::default();
     message.header.index = index;
-    message.header.flags = LinkFlags::Up;
+    message.header.flags = flags;
     message.header.change_mask = LinkFlags::Up;
-    Socket::open(0)?.command("set the interface up", RouteNetlinkMessage::SetLink(message))
+    Socket::open(0)?.command(step, RouteNetlinkMessage::SetLink(message))
 }
 
 /// Sets the MTU of an interface in bytes.

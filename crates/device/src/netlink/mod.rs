@@ -31,7 +31,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tidegate_wire::{IpCidr, MacAddr, Medium};
 
-pub use change::{add_address, set_mtu, set_up};
+pub use change::{add_address, set_down, set_mtu, set_up};
 #[cfg(any(feature = "packet", feature = "xdp"))]
 pub(crate) use gro::GroMaxSizes;
 pub use monitor::{Change, Monitor};

@@ -6,6 +6,7 @@
 //! device. The kernel passes one frame per system call, so this device is for connecting to the
 //! host and for tests, not for speed.
 
+mod state_interface;
 mod sys;
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -20,6 +21,8 @@ use crate::buffer::LINK_HEADER_BYTES;
 use crate::capabilities::{MissingCapabilities, RequiredCapabilities};
 use crate::netlink::{self, Interface, NetlinkError};
 use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, buffer, vnet};
+
+pub use self::state_interface::StateInterface;
 
 /// Settings of a [`TapDevice`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -295,24 +298,30 @@ fn device_flags(medium: Medium) -> libc::c_int {
     kind | libc::IFF_NO_PI | libc::IFF_VNET_HDR
 }
 
-fn attach(config: &TapConfig) -> Result<(OwnedFd, String), TapError> {
-    let name = &config.name;
+/// Opens the driver for an interface of this name.
+fn open_driver(name: &str) -> Result<OwnedFd, TapError> {
     let usable = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
     if name.is_empty() || name.len() > sys::NAME_BYTES || !name.bytes().all(usable) {
-        return Err(TapError::Name(name.clone()));
+        return Err(TapError::Name(name.to_owned()));
     }
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let fd =
-        rustix::fs::open("/dev/net/tun", flags, Mode::empty()).map_err(|error| match error {
-            Errno::ACCESS | Errno::PERM => TapError::DeviceNode,
-            _ => TapError::Driver(error.into()),
-        })?;
+    rustix::fs::open("/dev/net/tun", flags, Mode::empty()).map_err(|error| match error {
+        Errno::ACCESS | Errno::PERM => TapError::DeviceNode,
+        _ => TapError::Driver(error.into()),
+    })
+}
+
+fn permission_error(name: &str) -> TapError {
+    TapError::Permission { name: name.to_owned(), why: RequiredCapabilities::TAP.explain() }
+}
+
+fn attach(config: &TapConfig) -> Result<(OwnedFd, String), TapError> {
+    let name = &config.name;
+    let fd = open_driver(name)?;
     let name = sys::attach(fd.as_fd(), name, device_flags(config.medium)).map_err(|source| {
         let name = name.clone();
         match source.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => {
-                TapError::Permission { name, why: RequiredCapabilities::TAP.explain() }
-            }
+            Some(libc::EPERM | libc::EACCES) => permission_error(&name),
             Some(libc::EBUSY) => TapError::Busy(name),
             Some(libc::EINVAL) => TapError::Kind(name, kind_of(config.medium)),
             _ => TapError::Setup { step: "create the device", name, source },

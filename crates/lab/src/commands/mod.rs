@@ -10,6 +10,7 @@ mod dns;
 mod dpdk;
 mod echo_cost;
 mod elastic;
+mod fleet;
 mod growth;
 mod guard;
 mod hostile;
@@ -148,6 +149,9 @@ pub(crate) enum Lab {
     /// Web servers with a flood in the middle third of the time, after Jonack and Murta: Apache and
     /// nginx on the kernel and on Tidegate, and `tidegate serve http`
     WebServer(web_server::WebServerLab),
+    /// Three servers behind a router that share their addresses, by `tidegate announce` and BIRD: a
+    /// server drained, killed, and flooded at ten times its capacity
+    Fleet(fleet::FleetLab),
     /// NSD under a flood from unknown sources, with and without `tidegate guard`: answers to a
     /// known source
     Guard(guard::GuardLab),
@@ -256,6 +260,7 @@ impl Lab {
             Lab::CpuShare(lab) => lab.run(),
             Lab::Protect(lab) => lab.run(),
             Lab::WebServer(lab) => lab.run(),
+            Lab::Fleet(lab) => lab.run(),
             Lab::Guard(lab) => lab.run(),
             Lab::Sessions(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),

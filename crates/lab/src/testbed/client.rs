@@ -35,7 +35,8 @@ pub(crate) enum RequestKind {
 }
 
 impl RequestKind {
-    fn write(&self, number: u64, request: &mut Vec<u8>) {
+    /// Writes the request with this number.
+    pub(crate) fn write(&self, number: u64, request: &mut Vec<u8>) {
         request.clear();
         match self {
             Self::Numbered => {
@@ -50,7 +51,7 @@ impl RequestKind {
     }
 
     /// Returns the number of the request that the reply belongs to, out of all requests sent.
-    fn request_number(&self, reply: &[u8], sent: u64) -> Option<u64> {
+    pub(crate) fn request_number(&self, reply: &[u8], sent: u64) -> Option<u64> {
         match self {
             Self::Numbered => reply.first_chunk().copied().map(u64::from_be_bytes),
             Self::Dns(_) => {

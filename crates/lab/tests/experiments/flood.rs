@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::support::{fails_with, has_programs, is_root, lab};
+use super::support::{can_run, fails_with, has_programs, is_root, lab};
 
 fn figure(result: &Value, name: &str) -> f64 {
     result["figures"][name].as_f64().unwrap_or_else(|| panic!("no {name} in {result}"))
@@ -269,4 +269,23 @@ fn mlfrr_lab_measures_target_and_baseline() {
     assert_eq!(servers, ["baseline", "target"]);
     assert!((0.0..=20_000.0).contains(&figure(&result, "mlfrr_pps")));
     assert!(result["notes"][0].as_str().unwrap().contains("serve echo --iface"), "{result}");
+}
+
+#[test]
+fn fleet_lab_drains_a_server_and_kills_one() {
+    if !can_run("lab fleet", &["bird", "dnsperf"]) {
+        return;
+    }
+    let result =
+        lab(&["fleet", "--quick", "--seconds", "0.1", "--only", "drain,server", "--rate", "500"]);
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2, "a row for each part: {rows:?}");
+    for row in rows {
+        let (asked, lost) = (row["asked"].as_u64().unwrap(), row["lost"].as_u64().unwrap());
+        assert!(asked > 0 && lost < asked, "{row}");
+    }
+    assert!(rows[0]["connections"].as_f64().unwrap() > 0.0, "{}", rows[0]);
+    assert!(figure(&result, "fleet_lost_on_drain") >= 0.0);
+    assert!(figure(&result, "fleet_failover_ms") >= 0.0);
+    fails_with(&["fleet", "--rate", "0"], &["1 to 100,000 requests/s"]);
 }

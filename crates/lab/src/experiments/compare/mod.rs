@@ -5,6 +5,7 @@ pub mod bulk;
 pub mod connections;
 pub mod dns;
 pub mod echo_cost;
+pub mod fleet;
 pub mod growth;
 pub mod noisy;
 pub mod ordinary;
