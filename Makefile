@@ -10,7 +10,7 @@ else
 WORKSPACE = --workspace
 endif
 
-.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report docs measure-all check-all install uninstall deb rpm package-test clean
+.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report docs measure-all check-all install uninstall deb rpm package-test reproduce clean
 
 # Builds the program, target/release/tidegate, the library that `tidegate run` loads, the laboratory,
 # target/release/tidegate-lab, and the C library, target/release/libtidegate.so and libtidegate.a.
@@ -28,21 +28,27 @@ install:
 uninstall:
 	@scripts/install uninstall
 
-# Makes Debian packages of a build, in target/package.
-deb: build
+# Makes Debian packages, in target/package, of a build of their own: the same sources give the same bytes.
+deb:
 	@scripts/setup deb
+	scripts/release-build
 	scripts/packages deb
 
-# Makes RPM packages of a build, in target/package.
-rpm: build
+# Makes RPM packages, in target/package, of the same build.
+rpm:
 	@scripts/setup rpm
+	scripts/release-build
 	scripts/packages rpm
 
-# Installs, uses, upgrades and removes the Debian packages in a Debian of their own, and runs the
-# container image.
-package-test: deb
+# Installs, uses, upgrades and removes the Debian packages in a Debian of their own, checks the RPM
+# packages, and runs the container image.
+package-test: deb rpm
 	@scripts/setup package-test
 	scripts/package-test
+
+# Builds the Debian packages once more, in another folder, and compares all bytes.
+reproduce: deb
+	scripts/reproduce
 
 # Demonstrates a DNS server on real packets, beside the same server on kernel sockets.
 demo: build

@@ -25,16 +25,23 @@ fn units_and_example_configurations_are_accepted() {
         let text = fs::read_to_string(example.path()).unwrap().replace("eth", "tg-none");
         fs::write(folder.path().join(example.file_name()), text).unwrap();
     }
-    let guard = fs::read_to_string(folder.path().join("guard.conf")).unwrap();
-    let guard_flags = guard.lines().find_map(|line| line.strip_prefix("FLAGS=")).unwrap();
+    let flags = |file| {
+        let text = fs::read_to_string(folder.path().join(file)).unwrap();
+        text.lines().find_map(|line| line.strip_prefix("FLAGS=")).unwrap().to_owned()
+    };
+    let (guard_flags, daemon_flags) = (flags("guard.conf"), flags("daemon.conf"));
     let mut units = 0;
     for unit in fs::read_dir(packaging().join("systemd")).unwrap() {
         let unit = fs::read_to_string(unit.unwrap().path()).unwrap();
-        let command = exec_start(&unit)
+        let command = exec_start(&unit);
+        let flags = if command.starts_with("guard") { &guard_flags } else { &daemon_flags };
+        // The port of the example may be in use here.
+        let flags = flags.replace(":9480", ":0");
+        let command = command
             .replace("/etc/tidegate", etc)
             .replace("--socket-group tidegate", &format!("--socket {etc}/daemon.sock"))
             .replace("--iface %I", "--iface tg-none0")
-            .replace("$FLAGS", guard_flags);
+            .replace("$FLAGS", &flags);
         let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
             .args(command.split_whitespace())
             .output()

@@ -1,9 +1,8 @@
 //! Rules: the sockets that move to Tidegate.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tidegate::IpCidr;
 
 /// Transport protocol of a socket.
@@ -23,10 +22,10 @@ pub(crate) struct Rules {
     connect: Option<Vec<IpCidr>>,
 }
 
-/// Rule file (TOML).
-#[derive(Deserialize, Serialize, Default)]
+/// Content of a rule file, which `tidegate run` has read.
+#[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
-struct RulesFile {
+pub(crate) struct RuleLists {
     listen: Option<Vec<String>>,
     connect: Option<Vec<String>>,
 }
@@ -58,19 +57,11 @@ impl PortRule {
 }
 
 impl Rules {
-    /// Reads a rule file.
+    /// Parses the entries of a rule file.
     ///
     /// # Errors
-    /// The path of the file and the first entry that cannot be read.
-    pub(crate) fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path);
-        text.map_err(|error| error.to_string())
-            .and_then(|text| Self::parse(&text))
-            .map_err(|error| format!("{}: {error}", path.display()))
-    }
-
-    fn parse(text: &str) -> Result<Self, String> {
-        let file: RulesFile = toml::from_str(text).map_err(|error| error.to_string())?;
+    /// The first entry that cannot be parsed.
+    pub(crate) fn parse(lists: &RuleLists) -> Result<Self, String> {
         let ports = |text: &String| {
             PortRule::parse(text).ok_or_else(|| {
                 format!(
@@ -83,8 +74,10 @@ impl Rules {
                 format!("connect {text:?}: {error}; expected a network such as \"192.0.2.0/24\"")
             })
         };
-        let listen = file.listen.map(|all| all.iter().map(ports).collect()).transpose()?;
-        let connect = file.connect.map(|all| all.iter().map(network).collect()).transpose()?;
+        let listen =
+            lists.listen.as_ref().map(|all| all.iter().map(ports).collect()).transpose()?;
+        let connect =
+            lists.connect.as_ref().map(|all| all.iter().map(network).collect()).transpose()?;
         Ok(Self { listen, connect })
     }
 
@@ -113,6 +106,11 @@ pub(crate) fn is_loopback(address: IpAddr) -> bool {
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> Result<Rules, String> {
+        let lists = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        Rules::parse(&lists)
+    }
+
     fn moves(rules: &Rules, protocol: Protocol, local: &str) -> bool {
         rules.moves_listener(protocol, local.parse().unwrap())
     }
@@ -131,8 +129,8 @@ mod tests {
 
     #[test]
     fn moves_only_listed_ports_and_networks() {
-        let rules = Rules::parse(
-            "listen = ['6379', '80-90', 'udp:53']\nconnect = ['192.0.2.0/24', '2001:db8::/32']",
+        let rules = parse(
+            r#"{"listen": ["6379", "80-90", "udp:53"], "connect": ["192.0.2.0/24", "2001:db8::/32"]}"#,
         )
         .unwrap();
         for (protocol, local, expected) in [
@@ -153,13 +151,13 @@ mod tests {
     #[test]
     fn errors_name_the_invalid_entry() {
         for (text, expected) in [
-            ("listen = ['http']", "http"),
-            ("listen = ['9-3']", "9-3"),
-            ("listen = ['sctp:9']", "sctp"),
-            ("connect = ['example.org']", "example.org"),
-            ("lisen = []", "lisen"),
+            (r#"{"listen": ["http"]}"#, "http"),
+            (r#"{"listen": ["9-3"]}"#, "9-3"),
+            (r#"{"listen": ["sctp:9"]}"#, "sctp"),
+            (r#"{"connect": ["example.org"]}"#, "example.org"),
+            (r#"{"lisen": []}"#, "lisen"),
         ] {
-            let error = Rules::parse(text).unwrap_err();
+            let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -11,7 +11,7 @@ use tidegate::gate::{Config, Settings, admission};
 use tidegate::host::HostConfig;
 use tidegate::{Net, OpenError};
 
-use crate::rules::Rules;
+use crate::rules::{RuleLists, Rules};
 use crate::{log, own_fds};
 
 /// Variable that `tidegate run` sets: its settings as JSON.
@@ -33,7 +33,7 @@ struct EncodedSettings {
     /// True when the daemon uses the kernel's addresses.
     #[serde(default)]
     shared: bool,
-    rules: Option<PathBuf>,
+    rules: Option<RuleLists>,
     #[serde(default)]
     strict: bool,
     log: Option<PathBuf>,
@@ -102,7 +102,7 @@ fn parse_settings(text: &str) -> Result<RunSettings, String> {
     };
     Ok(RunSettings {
         stack,
-        rules: encoded.rules.as_deref().map(Rules::read).transpose()?.unwrap_or_default(),
+        rules: encoded.rules.as_ref().map(Rules::parse).transpose()?.unwrap_or_default(),
         is_strict: encoded.strict,
     })
 }

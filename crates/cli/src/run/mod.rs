@@ -99,11 +99,12 @@ impl Run {
         let library = library()?;
         let mut run_settings = stack;
         run_settings["strict"] = self.strict.into();
-        for (name, path) in [("rules", &self.rules), ("log", &self.log)] {
-            if let Some(path) = path {
-                // The application may change its working directory before it opens the file.
-                run_settings[name] = Value::String(absolute(path)?);
-            }
+        if let Some(path) = &self.rules {
+            run_settings["rules"] = read_rules(path)?;
+        }
+        if let Some(path) = &self.log {
+            // The application may change its working directory before it opens the file.
+            run_settings["log"] = Value::String(absolute(path)?);
         }
         let log = Log::open(run_settings["log"].as_str())?;
         let own_daemon = match placement.stack {
@@ -243,6 +244,17 @@ fn refuse_io_uring(log: &Log) {
              do not work"
         )),
     }
+}
+
+/// Reads a rules file for the preload library, which parses its entries.
+///
+/// # Errors
+/// When the file cannot be read, or is not TOML.
+fn read_rules(path: &Path) -> Result<Value, Failure> {
+    let fail = |error: &dyn std::fmt::Display| format!("--rules {}: {error}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
+    let rules: toml::Table = toml::from_str(&text).map_err(|error| fail(&error))?;
+    Ok(serde_json::to_value(rules)?)
 }
 
 fn absolute(path: &Path) -> Result<String, Failure> {

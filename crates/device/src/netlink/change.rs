@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
+use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_packet_route::link::{LinkFlags, LinkHeader};
 use tidegate_wire::IpCidr;
 
 use super::NetlinkError;
+use super::message::{LinkSetting, Request};
 use super::socket::Socket;
 
 /// Sets an interface up.
@@ -27,11 +28,9 @@ pub fn set_down(index: u32) -> Result<(), NetlinkError> {
 }
 
 fn set_flags(index: u32, flags: LinkFlags, step: &'static str) -> Result<(), NetlinkError> {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    message.header.flags = flags;
-    message.header.change_mask = LinkFlags::Up;
-    Socket::open(0)?.command(step, RouteNetlinkMessage::SetLink(message))
+    let header =
+        LinkHeader { index, flags, change_mask: LinkFlags::Up, ..LinkHeader::default() };
+    Socket::open(0)?.command(step, Request::SetLink(header, Vec::new()))
 }
 
 /// Sets the MTU of an interface in bytes.
@@ -39,10 +38,9 @@ fn set_flags(index: u32, flags: LinkFlags, step: &'static str) -> Result<(), Net
 /// # Errors
 /// Without CAP_NET_ADMIN, when the interface is gone or does not take the MTU.
 pub fn set_mtu(index: u32, mtu: u32) -> Result<(), NetlinkError> {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    message.attributes.push(LinkAttribute::Mtu(mtu));
-    Socket::open(0)?.command("set the MTU", RouteNetlinkMessage::SetLink(message))
+    let header = LinkHeader { index, ..LinkHeader::default() };
+    let request = Request::SetLink(header, vec![LinkSetting::Mtu(mtu)]);
+    Socket::open(0)?.command("set the MTU", request)
 }
 
 /// Adds a kernel address to an interface that is up. IPv6 addresses skip
@@ -64,5 +62,5 @@ pub fn add_address(index: u32, address: IpCidr) -> Result<(), NetlinkError> {
     if address.address().is_ipv6() {
         message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
     }
-    Socket::open(0)?.command("add an address", RouteNetlinkMessage::NewAddress(message))
+    Socket::open(0)?.command("add an address", Request::NewAddress(message))
 }

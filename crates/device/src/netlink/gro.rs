@@ -1,9 +1,9 @@
 //! Sizes of the frames that the kernel coalesces on receive (GRO).
 
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::link::LinkHeader;
 
 use super::NetlinkError;
+use super::message::{LinkAttribute, LinkSetting, Message, Request};
 use super::socket::Socket;
 
 /// Largest IP packets that GRO makes (`gro_max_size`, `gro_ipv4_max_size`), in bytes.
@@ -19,10 +19,9 @@ impl GroMaxSizes {
     /// # Errors
     /// When netlink is not available.
     pub(crate) fn of(socket: &mut Socket, index: u32) -> Result<Option<Self>, NetlinkError> {
-        let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
-        let links = socket.dump("list the interfaces", request)?;
+        let links = socket.dump("list the interfaces", Request::GetLinks)?;
         let link = links.into_iter().find_map(|message| match message {
-            RouteNetlinkMessage::NewLink(link) if link.header.index == index => Some(link),
+            Message::NewLink(link) if link.header.index == index => Some(link),
             _ => None,
         });
         let (mut v6, mut v4) = (None, None);
@@ -42,12 +41,10 @@ impl GroMaxSizes {
     /// # Errors
     /// Without CAP_NET_ADMIN, or when the interface is gone.
     pub(crate) fn set(self, socket: &mut Socket, index: u32) -> Result<(), NetlinkError> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
+        let header = LinkHeader { index, ..LinkHeader::default() };
         // Setting the first attribute also sets the second, hence this order.
-        message.attributes.push(LinkAttribute::GroMaxSize(self.v6));
-        message.attributes.push(LinkAttribute::GroIpv4MaxSize(self.v4));
-        socket.command("limit GRO (gro_max_size)", RouteNetlinkMessage::SetLink(message))
+        let sizes = vec![LinkSetting::GroMaxSize(self.v6), LinkSetting::GroIpv4MaxSize(self.v4)];
+        socket.command("limit GRO (gro_max_size)", Request::SetLink(header, sizes))
     }
 
     /// Sizes no larger than `bytes`.

@@ -7,6 +7,7 @@
 mod change;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 mod gro;
+mod message;
 mod monitor;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 #[cfg_attr(not(feature = "xdp"), allow(dead_code))]
@@ -17,10 +18,9 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::{
-    InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
-};
+use netlink_packet_route::link::{LinkFlags, LinkLayerType};
 use netlink_packet_route::neighbour::{
     self, NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage,
 };
@@ -28,7 +28,6 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHopFlags,
     RouteType,
 };
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tidegate_wire::{IpCidr, MacAddr, Medium};
 
 pub use change::{add_address, set_down, set_mtu, set_up};
@@ -40,6 +39,8 @@ pub use netdev::set_irq_suspend_timeout;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 pub(crate) use netdev::{NapiSettings, NetdevSocket};
 pub(crate) use socket::Socket;
+
+use message::{LinkAttribute, LinkMessage, Message, Request};
 
 /// Error of a netlink request.
 #[derive(Debug, thiserror::Error)]
@@ -144,8 +145,7 @@ impl Interface {
     /// # Errors
     /// When netlink is not available.
     pub fn all() -> Result<Vec<Self>, NetlinkError> {
-        let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
-        let answer = Socket::open(0)?.dump("list the interfaces", request)?;
+        let answer = Socket::open(0)?.dump("list the interfaces", Request::GetLinks)?;
         Ok(answer.into_iter().filter_map(Self::from_message).collect())
     }
 
@@ -156,9 +156,9 @@ impl Interface {
         self.kind.as_deref().is_some_and(|kind| local.contains(&kind))
     }
 
-    fn from_message(message: RouteNetlinkMessage) -> Option<Self> {
+    fn from_message(message: Message) -> Option<Self> {
         match message {
-            RouteNetlinkMessage::NewLink(link) => Self::from_link(&link),
+            Message::NewLink(link) => Self::from_link(&link),
             _ => None,
         }
     }
@@ -195,14 +195,8 @@ impl Interface {
                 LinkAttribute::Mtu(mtu) => interface.mtu = *mtu as usize,
                 LinkAttribute::NumRxQueues(queues) => interface.receive_queues = *queues,
                 LinkAttribute::NumTxQueues(queues) => interface.transmit_queues = *queues,
-                LinkAttribute::LinkInfo(infos) => {
-                    interface.kind = infos.iter().find_map(|info| match info {
-                        LinkInfo::Kind(InfoKind::Other(kind)) => Some(kind.clone()),
-                        LinkInfo::Kind(kind) => Some(kind.to_string()),
-                        _ => None,
-                    });
-                }
-                _ => {}
+                LinkAttribute::InfoKind(kind) => interface.kind = Some(kind.clone()),
+                LinkAttribute::GroMaxSize(_) | LinkAttribute::GroIpv4MaxSize(_) => {}
             }
         }
         Some(interface)
@@ -218,10 +212,10 @@ fn mac_from(bytes: &[u8]) -> Option<MacAddr> {
 /// # Errors
 /// When netlink is not available.
 pub fn addresses(index: u32) -> Result<Vec<IpCidr>, NetlinkError> {
-    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    let request = Request::GetAddress(AddressMessage::default());
     let answer = Socket::open(0)?.dump("list the addresses", request)?;
     let found = answer.into_iter().filter_map(|message| match message {
-        RouteNetlinkMessage::NewAddress(address) => address_from(&address),
+        Message::NewAddress(address) => address_from(&address),
         _ => None,
     });
     Ok(found.filter(|&(at, _)| at == index).map(|(_, address)| address).collect())
@@ -266,9 +260,9 @@ pub fn routes(index: u32) -> Result<Vec<Route>, NetlinkError> {
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut request = RouteMessage::default();
         request.header.address_family = family;
-        let answer = socket.dump("list the routes", RouteNetlinkMessage::GetRoute(request))?;
+        let answer = socket.dump("list the routes", Request::GetRoute(request))?;
         for message in &answer {
-            if let RouteNetlinkMessage::NewRoute(route) = message {
+            if let Message::NewRoute(route) = message {
                 found.extend(
                     routes_from(route).into_iter().filter(|hop| hop.0 == index).map(|hop| hop.1),
                 );
@@ -389,10 +383,10 @@ pub struct Neighbour {
 /// # Errors
 /// When netlink is not available.
 pub fn neighbours(index: u32) -> Result<Vec<Neighbour>, NetlinkError> {
-    let request = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
+    let request = Request::GetNeighbour(NeighbourMessage::default());
     let answer = Socket::open(0)?.dump("list the neighbours", request)?;
     let found = answer.into_iter().filter_map(|message| match message {
-        RouteNetlinkMessage::NewNeighbour(neighbour) => neighbour_from(&neighbour),
+        Message::NewNeighbour(neighbour) => neighbour_from(&neighbour),
         _ => None,
     });
     Ok(found.filter(|&(at, _)| at == index).map(|(_, neighbour)| neighbour).collect())
@@ -403,10 +397,10 @@ pub fn neighbours(index: u32) -> Result<Vec<Neighbour>, NetlinkError> {
 /// # Errors
 /// When netlink is not available, or the kernel has no such entry, or is older than Linux 5.0.
 pub fn neighbour(index: u32, address: IpAddr) -> Result<Option<Neighbour>, NetlinkError> {
-    let request = RouteNetlinkMessage::GetNeighbour(message_about(index, address));
+    let request = Request::GetNeighbour(message_about(index, address));
     let answer = Socket::open(0)?.get("read a neighbour", request)?;
     Ok(answer.into_iter().find_map(|message| match message {
-        RouteNetlinkMessage::NewNeighbour(found) => neighbour_from(&found).map(|(_, found)| found),
+        Message::NewNeighbour(found) => neighbour_from(&found).map(|(_, found)| found),
         _ => None,
     }))
 }
@@ -465,5 +459,5 @@ fn neighbour_from(message: &NeighbourMessage) -> Option<(u32, Neighbour)> {
 pub fn resolve(index: u32, address: IpAddr) -> Result<(), NetlinkError> {
     let mut message = message_about(index, address);
     message.header.flags = NeighbourFlags::Use;
-    Socket::open(0)?.command("resolve a neighbour", RouteNetlinkMessage::NewNeighbour(message))
+    Socket::open(0)?.command("resolve a neighbour", Request::NewNeighbour(message))
 }

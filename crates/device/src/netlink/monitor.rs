@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use netlink_packet_route::RouteNetlinkMessage;
 use rustix::io::Errno;
 use tidegate_wire::IpCidr;
 
+use super::message::Message;
 use super::socket::Socket;
 use super::{Interface, Neighbour, NetlinkError, Route, address_from, neighbour_from, routes_from};
 
@@ -103,8 +103,7 @@ impl AsFd for Monitor {
     }
 }
 
-fn collect_changes(message: &RouteNetlinkMessage, out: &mut VecDeque<Change>) {
-    use RouteNetlinkMessage as Message;
+fn collect_changes(message: &Message, out: &mut VecDeque<Change>) {
     match message {
         Message::NewLink(link) => out.extend(Interface::from_link(link).map(Change::Link)),
         Message::DelLink(link) => {

@@ -7,12 +7,12 @@ use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REPLACE, NLM_F_REQUEST,
     NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
-use netlink_packet_route::RouteNetlinkMessage;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::NetlinkError;
+use super::message::{Message, Request};
 
 /// Receive buffer in bytes: more than the kernel puts into one message of a dump.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -50,8 +50,8 @@ impl Socket {
     pub fn dump(
         &mut self,
         what: &'static str,
-        request: RouteNetlinkMessage,
-    ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+        request: Request,
+    ) -> Result<Vec<Message>, NetlinkError> {
         let fail = |source| NetlinkError::Request { what, source };
         for _ in 0..MAX_DUMP_ATTEMPTS {
             self.send(request.clone(), NLM_F_REQUEST | NLM_F_DUMP).map_err(fail)?;
@@ -63,11 +63,7 @@ impl Socket {
     }
 
     /// Sends a request and waits for the kernel's acknowledgement.
-    pub fn command(
-        &mut self,
-        what: &'static str,
-        request: RouteNetlinkMessage,
-    ) -> Result<(), NetlinkError> {
+    pub fn command(&mut self, what: &'static str, request: Request) -> Result<(), NetlinkError> {
         self.request(what, request, NLM_F_CREATE | NLM_F_REPLACE).map(|_| ())
     }
 
@@ -75,8 +71,8 @@ impl Socket {
     pub fn get(
         &mut self,
         what: &'static str,
-        request: RouteNetlinkMessage,
-    ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+        request: Request,
+    ) -> Result<Vec<Message>, NetlinkError> {
         self.request(what, request, 0)
     }
 
@@ -84,9 +80,9 @@ impl Socket {
     fn request(
         &mut self,
         what: &'static str,
-        request: RouteNetlinkMessage,
+        request: Request,
         flags: u16,
-    ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+    ) -> Result<Vec<Message>, NetlinkError> {
         let fail = |source| NetlinkError::Request { what, source };
         self.send(request, NLM_F_REQUEST | NLM_F_ACK | flags).map_err(fail)?;
         self.read_reply().map_err(fail).map(Option::unwrap_or_default)
@@ -104,10 +100,7 @@ impl Socket {
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] for a datagram that is larger than the buffer; the kernel's
     /// errors.
-    pub fn notifications(
-        &mut self,
-        mut on_message: impl FnMut(RouteNetlinkMessage),
-    ) -> io::Result<bool> {
+    pub fn notifications(&mut self, mut on_message: impl FnMut(Message)) -> io::Result<bool> {
         let Some(len) = self.receive(RecvFlags::DONTWAIT)? else { return Ok(false) };
         for message in (Messages { bytes: &self.buffer[..len] }) {
             match message.map(|message| message.payload) {
@@ -119,12 +112,12 @@ impl Socket {
         Ok(true)
     }
 
-    fn send(&mut self, request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+    fn send(&mut self, request: Request, flags: u16) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
         header.flags = flags;
         header.sequence_number = self.sequence;
-        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
         message.finalize();
         let mut bytes = vec![0; message.buffer_len()];
         message.serialize(&mut bytes);
@@ -133,7 +126,7 @@ impl Socket {
     }
 
     /// Reads up to the end of the reply; `None` when a dump was inconsistent.
-    fn read_reply(&mut self) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
+    fn read_reply(&mut self) -> io::Result<Option<Vec<Message>>> {
         let mut answer = Vec::new();
         let mut consistent = true;
         loop {
@@ -213,7 +206,7 @@ struct Unreadable {
 }
 
 impl Iterator for Messages<'_> {
-    type Item = Result<NetlinkMessage<RouteNetlinkMessage>, Unreadable>;
+    type Item = Result<NetlinkMessage<Message>, Unreadable>;
 
     fn next(&mut self) -> Option<Self::Item> {
         // struct nlmsghdr is 16 bytes; its first field is the length of the whole message.

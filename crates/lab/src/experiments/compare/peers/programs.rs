@@ -143,12 +143,21 @@ pub(super) fn find(only: &[String]) -> Result<(Vec<Peer>, Vec<LeftOut>), LabErro
 }
 
 fn build(built: Built) -> Result<PathBuf, LabError> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(built.name());
-    if !source.is_dir() {
-        let what = format!("its source is missing: {}", source.display());
-        return Err(LabError::Config(what));
-    }
     let laboratory = programs::laboratory()?;
+    // Not the folder that the laboratory was built in: packages do not depend on that.
+    let below = Path::new("crates/lab/peers").join(built.name());
+    let current = env::current_dir().unwrap_or_default();
+    let mut folders = laboratory.ancestors().chain(current.ancestors());
+    let source = folders.find_map(|folder| Some(folder.join(&below)).filter(|path| path.is_dir()));
+    let Some(source) = source else {
+        let what = format!(
+            "its source {} is missing above {} and {}: start the laboratory in a checkout",
+            below.display(),
+            laboratory.display(),
+            current.display()
+        );
+        return Err(LabError::Config(what));
+    };
     let target = laboratory.with_file_name("peers");
     fs::create_dir_all(&target).map_err(LabError::file(&target))?;
     built.build(&source, &target)
