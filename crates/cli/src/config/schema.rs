@@ -6,6 +6,7 @@
 use std::any::TypeId;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 
+use clap::builder::PossibleValue;
 use clap::{Arg, ArgAction, Command};
 use serde_json::{Map, Value, json};
 use tidegate_gate::Quota;
@@ -74,7 +75,7 @@ fn value(flag: &Arg) -> Value {
     if is_any_of(&[TypeId::of::<bool>()]) {
         json!({ "type": "boolean" })
     } else if !choices.is_empty() {
-        let names: Vec<&str> = choices.iter().map(|choice| choice.get_name()).collect();
+        let names: Vec<&str> = choices.iter().map(PossibleValue::get_name).collect();
         json!({ "enum": names })
     } else if is_any_of(&integers) || is_any_of(&[TypeId::of::<usize>()]) {
         json!({ "type": "integer", "minimum": 0 })

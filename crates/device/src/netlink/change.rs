@@ -28,8 +28,7 @@ pub fn set_down(index: u32) -> Result<(), NetlinkError> {
 }
 
 fn set_flags(index: u32, flags: LinkFlags, step: &'static str) -> Result<(), NetlinkError> {
-    let header =
-        LinkHeader { index, flags, change_mask: LinkFlags::Up, ..LinkHeader::default() };
+    let header = LinkHeader { index, flags, change_mask: LinkFlags::Up, ..LinkHeader::default() };
     Socket::open(0)?.command(step, Request::SetLink(header, Vec::new()))
 }
 
