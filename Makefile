@@ -10,7 +10,7 @@ else
 WORKSPACE = --workspace
 endif
 
-.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report docs measure-all check-all install uninstall deb rpm package-test reproduce clean
+.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report docs measure-all check-all install uninstall deb rpm package-test reproduce publish-check clean
 
 # Builds the program, target/release/tidegate, the library that `tidegate run` loads, the laboratory,
 # target/release/tidegate-lab, and the C library, target/release/libtidegate.so and libtidegate.a.
@@ -141,6 +141,10 @@ lab-dns: build
 programs:
 	@scripts/setup programs
 	$(CARGO) test --locked -p tidegate-cli --test program_table -- --ignored --nocapture
+
+# Packs and builds each crate as a registry would, and publishes nothing.
+publish-check:
+	$(CARGO) publish --workspace --dry-run --locked
 
 # Makes the documentation a book, target/book/html/index.html.
 docs:
