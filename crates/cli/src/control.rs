@@ -4,6 +4,7 @@
 //! file has mode 0600, so that only its owner can open it.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -16,17 +17,23 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tidegate::Net;
+use tidegate::capture::CaptureRequest;
 use tidegate::gate::{Config, Settings, admission};
-use tidegate_service::daemon::{Controls, GateState};
+use tidegate_service::daemon::{Controls, DaemonReport, GateState};
+use tidegate_service::{receive_with_fds, send_with_fds};
+use tidegate_wire::Medium;
 
-use crate::Failure;
+use crate::capture::{CaptureInfo, CaptureSessions, CaptureSettings};
 use crate::output::{print, print_line};
 use crate::report;
+use crate::{Failure, capture, report_source};
 
 /// Read and write timeout of both ends of the control socket.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum length of a request or response line, in bytes.
-const MAX_LINE_BYTES: u64 = 16 * 1024;
+/// Maximum length of a request line, in bytes.
+const MAX_LINE_BYTES: usize = 64 * 1024;
+/// Maximum length of a response line, in bytes: the report of a server with many sockets.
+const MAX_RESPONSE_BYTES: u64 = 1 << 30;
 
 /// Flags of `ctl`.
 #[derive(Args)]
@@ -57,6 +64,12 @@ enum Request {
     Set(Vec<(String, String)>),
     /// Migrates the application with this process id to another network core.
     Move { pid: u32, core: usize },
+    /// Returns the sockets and counters.
+    Report,
+    /// Facts that a capture needs.
+    CaptureInfo,
+    /// Begins a capture into the memory whose descriptor comes along; it ends with the connection.
+    Capture(CaptureSettings),
 }
 
 /// Response of a running server.
@@ -67,6 +80,10 @@ enum Response {
     Gate { settings: Box<Config>, counters: Value, classes: Value },
     /// The request was accepted: carried out now or shortly after.
     Done,
+    /// Sockets and counters.
+    Report(Box<DaemonReport>),
+    /// Facts that a capture needs.
+    CaptureInfo(CaptureInfo),
     /// The request was refused for this reason; nothing was changed.
     Refused(String),
 }
@@ -79,16 +96,13 @@ impl Ctl {
                 self.set.iter().map(|text| parse_setting(text)).collect::<Result<_, _>>()?,
             ),
         };
-        let response = send_request(&self.socket, &request).map_err(|error| {
-            format!("{}: {error}; start the server with --control {0}", self.socket.display())
-        })?;
-        match response {
+        match ask(&self.socket, &request)? {
             Response::Refused(reason) => Err(reason.into()),
             response if self.json => {
                 print_line!("{}", serde_json::to_string(&response)?)?;
                 Ok(())
             }
-            Response::Done => Ok(()),
+            Response::Done | Response::Report(_) | Response::CaptureInfo(_) => Ok(()),
             Response::Gate { settings, counters, classes } => {
                 print(format_args!("{}", toml::to_string(&settings)?))?;
                 for (name, value) in counters.as_object().into_iter().flatten() {
@@ -116,6 +130,49 @@ pub(crate) fn query(socket: &Path) -> Result<Value, Failure> {
     Ok(serde_json::to_value(send_request(socket, &Request::Set(Vec::new()))?)?)
 }
 
+/// Report of the server with this control socket.
+pub(crate) fn report(socket: &Path) -> Result<DaemonReport, Failure> {
+    match ask(socket, &Request::Report)? {
+        Response::Report(report) => Ok(*report),
+        Response::Refused(reason) => Err(reason.into()),
+        _ => Err("the server is of another version of Tidegate".into()),
+    }
+}
+
+/// Sends a request; explains why if there is no response.
+fn ask(socket: &Path, request: &Request) -> Result<Response, Failure> {
+    send_request(socket, request).map_err(|error| {
+        format!("{}: {error}; start the server with --control {0}", socket.display()).into()
+    })
+}
+
+/// Facts that a capture of the server with this control socket needs.
+pub(crate) fn capture_info(socket: &Path) -> Result<CaptureInfo, Failure> {
+    match ask(socket, &Request::CaptureInfo)? {
+        Response::CaptureInfo(info) => Ok(info),
+        Response::Refused(reason) => Err(reason.into()),
+        _ => Err("the server is of another version of Tidegate".into()),
+    }
+}
+
+/// Begins a capture into `memory`. It ends when the returned connection is closed.
+pub(crate) fn start_capture(
+    socket: &Path,
+    settings: CaptureSettings,
+    memory: BorrowedFd<'_>,
+) -> Result<UnixStream, Failure> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    let mut line = serde_json::to_vec(&Request::Capture(settings))?;
+    line.push(b'\n');
+    send_with_fds(stream.as_fd(), &line, &[memory])?;
+    match serde_json::from_str(&read_line(&stream)?)? {
+        Response::Done => Ok(stream),
+        Response::Refused(reason) => Err(reason.into()),
+        _ => Err("the server is of another version of Tidegate".into()),
+    }
+}
+
 fn send_request(socket: &Path, request: &Request) -> io::Result<Response> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -132,12 +189,46 @@ fn write_line(stream: &mut UnixStream, value: &impl Serialize) -> io::Result<()>
 
 fn read_line(stream: &UnixStream) -> io::Result<String> {
     let mut line = String::new();
-    BufReader::new(stream.take(MAX_LINE_BYTES)).read_line(&mut line)?;
+    BufReader::new(stream.take(MAX_RESPONSE_BYTES)).read_line(&mut line)?;
     Ok(line)
 }
 
+/// Receives a line of a request, and the descriptor that comes along if there is one.
+fn receive_line(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+    let (mut line, mut buffer, mut fd) = (Vec::new(), [0; 4096], None);
+    while line.last() != Some(&b'\n') && line.len() < MAX_LINE_BYTES {
+        let (len, fds) = receive_with_fds(stream.as_fd(), &mut buffer, 1)?;
+        if len == 0 {
+            break;
+        }
+        line.extend_from_slice(&buffer[..len]);
+        fd = fd.or(fds.into_iter().next());
+    }
+    Ok((line, fd))
+}
+
 /// Server that can be reconfigured while it runs.
-pub(crate) trait Controllable: Send + 'static {
+pub(crate) trait Controllable: Send + Sync + 'static {
+    /// Number of network cores.
+    fn core_count(&self) -> usize;
+
+    /// Medium of the device.
+    fn medium(&self) -> io::Result<Medium>;
+
+    /// True if sockets belong to attached programs.
+    fn has_programs(&self) -> bool {
+        false
+    }
+
+    /// Sockets and counters.
+    fn report(&self) -> io::Result<DaemonReport>;
+
+    /// Begins a capture on all cores. After an error it runs on some.
+    fn start_capture(&self, request: &CaptureRequest) -> io::Result<()>;
+
+    /// Ends capture `number` on all cores.
+    fn end_capture(&self, number: u64);
+
     /// Sets `settings` if given; returns the receive scheduling settings in force and their
     /// counters.
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState>;
@@ -150,6 +241,26 @@ pub(crate) trait Controllable: Send + 'static {
 }
 
 impl Controllable for Net {
+    fn core_count(&self) -> usize {
+        1
+    }
+
+    fn medium(&self) -> io::Result<Medium> {
+        Ok(self.capabilities().medium)
+    }
+
+    fn report(&self) -> io::Result<DaemonReport> {
+        Ok(report_source::of_server(std::slice::from_ref(self)))
+    }
+
+    fn start_capture(&self, request: &CaptureRequest) -> io::Result<()> {
+        Net::start_capture(self, request, 0)
+    }
+
+    fn end_capture(&self, number: u64) {
+        Net::end_capture(self, number);
+    }
+
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
         settings.map_or(Ok(()), |settings| self.set_gate(settings.clone()))?;
         let counters = self.counters();
@@ -176,6 +287,27 @@ impl Controllable for Net {
 pub(crate) struct NetCores(pub(crate) Vec<Net>);
 
 impl Controllable for NetCores {
+    fn core_count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn medium(&self) -> io::Result<Medium> {
+        self.0.first().map_or(Ok(Medium::Ethernet), Controllable::medium)
+    }
+
+    fn report(&self) -> io::Result<DaemonReport> {
+        Ok(report_source::of_server(&self.0))
+    }
+
+    fn start_capture(&self, request: &CaptureRequest) -> io::Result<()> {
+        let mut cores = self.0.iter().enumerate();
+        cores.try_for_each(|(core, net)| net.start_capture(request, core))
+    }
+
+    fn end_capture(&self, number: u64) {
+        self.0.iter().for_each(|net| net.end_capture(number));
+    }
+
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
         let mut states = self.0.iter().map(|net| Controllable::gate(net, settings));
         let mut all = states.next().unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))?;
@@ -196,6 +328,30 @@ impl Controllable for NetCores {
 }
 
 impl Controllable for Controls {
+    fn core_count(&self) -> usize {
+        Controls::core_count(self)
+    }
+
+    fn medium(&self) -> io::Result<Medium> {
+        Controls::medium(self)
+    }
+
+    fn has_programs(&self) -> bool {
+        true
+    }
+
+    fn report(&self) -> io::Result<DaemonReport> {
+        Controls::report(self)
+    }
+
+    fn start_capture(&self, request: &CaptureRequest) -> io::Result<()> {
+        Controls::start_capture(self, request)
+    }
+
+    fn end_capture(&self, number: u64) {
+        Controls::end_capture(self, number);
+    }
+
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
         Controls::gate(self, settings)
     }
@@ -247,12 +403,13 @@ impl ControlSocket {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || {
+            let (server, mut captures) = (Arc::new(server), CaptureSessions::default());
             for stream in listener.incoming() {
                 if stopped.load(Ordering::Acquire) {
                     break;
                 }
                 // A client that disconnects or times out needs no error report.
-                let _ = stream.and_then(|stream| respond(stream, &server));
+                let _ = stream.and_then(|stream| respond(stream, &server, &mut captures));
             }
         })?;
         Ok(Self { path: path.to_owned(), stop, thread: Some(thread) })
@@ -281,13 +438,25 @@ impl Drop for ControlSocket {
     }
 }
 
-fn respond(mut stream: UnixStream, server: &impl Controllable) -> io::Result<()> {
+fn respond<S: Controllable>(
+    mut stream: UnixStream,
+    server: &Arc<S>,
+    captures: &mut CaptureSessions,
+) -> io::Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let response = match serde_json::from_str(&read_line(&stream)?) {
-        Ok(Request::Set(pairs)) => apply_settings(server, &pairs),
+    let (line, fd) = receive_line(&stream)?;
+    let response = match serde_json::from_slice(&line) {
+        Ok(Request::Set(pairs)) => apply_settings(&**server, &pairs),
         Ok(Request::Move { pid, core }) => {
             server.move_process(pid, core).map(|()| Response::Done).map_err(Failure::from)
+        }
+        Ok(Request::Report) => {
+            server.report().map(|report| Response::Report(Box::new(report))).map_err(Failure::from)
+        }
+        Ok(Request::CaptureInfo) => capture::info(&**server).map(Response::CaptureInfo),
+        Ok(Request::Capture(settings)) => {
+            captures.start(&stream, server, settings, fd).map(|()| Response::Done)
         }
         Err(error) => Err(format!("invalid request: {error}").into()),
     };

@@ -11,8 +11,8 @@ use tidegate_gate::admission::{
     Admission, AdmissionVerdict, ClassCounters, ClassLimit, CompiledRule, Config, ConfigError,
     Limits, PacketMeta, PacketRate, Pressure, RateLimit, SourceId,
 };
-use tidegate_memory::Arena;
-use tidegate_wire::DropCounters;
+use tidegate_memory::{Arena, Frame};
+use tidegate_wire::{DropCounters, DropReason};
 
 use crate::pressure::{EarlyDropWork, SecondaryCores};
 
@@ -44,6 +44,9 @@ pub struct Admitter {
     device_drops_early: bool,
     next_period_ns: u64,
     drops: DropCounters,
+    /// Refused frames are kept in `refused` for a capture.
+    keeps_refused: bool,
+    refused: Vec<(Frame, DropReason)>,
     /// Secondary cores behind the same device.
     secondary_cores: Option<Arc<SecondaryCores>>,
 }
@@ -85,8 +88,21 @@ impl Admitter {
             device_drops_early,
             next_period_ns: 0,
             drops: DropCounters::new(),
+            keeps_refused: false,
+            refused: Vec::new(),
             secondary_cores: None,
         })
+    }
+
+    /// Keeps refused frames for [`Admitter::take_refused`], to be called after each
+    /// [`Admitter::receive`], or frees them at once.
+    pub(crate) fn keep_refused(&mut self, keep: bool) {
+        self.keeps_refused = keep;
+    }
+
+    /// Refused frames that were kept. The caller frees them.
+    pub(crate) fn take_refused(&mut self) -> std::vec::Drain<'_, (Frame, DropReason)> {
+        self.refused.drain(..)
     }
 
     /// Attaches secondary cores: their reports count from now on, and their frames pass admission
@@ -148,7 +164,11 @@ impl Admitter {
                 AdmissionVerdict::Admit { .. } => burst.push_back(frame),
                 AdmissionVerdict::Refuse { reason, .. } => {
                     self.drops.count(reason.drop_reason());
-                    arena.free(frame);
+                    if self.keeps_refused {
+                        self.refused.push((frame, reason.drop_reason()));
+                    } else {
+                        arena.free(frame);
+                    }
                 }
             }
         }

@@ -16,6 +16,7 @@
 mod address_reservation;
 pub mod admission;
 mod boost;
+pub mod capture;
 mod claim;
 mod clock;
 mod device_config;
