@@ -5,6 +5,7 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -17,20 +18,27 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tidegate::Net;
+use tidegate::capture::CaptureRequest;
 use tidegate::gate::{Config, Settings, admission};
-use tidegate_service::daemon::{Controls, GateState};
+use tidegate_service::daemon::{Controls, DaemonReport, GateState};
+use tidegate_service::{receive_with_fds, send_with_fds};
+use tidegate_wire::Medium;
 
-use crate::Failure;
+use crate::capture::{CaptureInfo, CaptureSessions, CaptureSettings};
+use crate::controllable::Controllable;
 use crate::health_check::HealthCheck;
 use crate::output::{print, print_line};
 use crate::report;
+use crate::{Failure, capture, server_report};
 
 /// Read and write timeout of both ends of the control socket.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time that a check of the service may take, for all the other requests wait.
 const MAX_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum length of a request or response line, in bytes.
-const MAX_LINE_BYTES: u64 = 16 * 1024;
+/// Maximum length of a request line, in bytes.
+const MAX_LINE_BYTES: usize = 64 * 1024;
+/// Maximum length of a response line, in bytes: the report of a server with many sockets.
+const MAX_RESPONSE_BYTES: u64 = 1 << 30;
 
 /// Flags of `ctl`.
 #[derive(Args)]
@@ -63,6 +71,12 @@ enum Request {
     Move { pid: u32, core: usize },
     /// Checks the service on an address of the stack, through the stack.
     Check { check: HealthCheck, address: IpAddr, timeout_ms: u64 },
+    /// Returns the sockets and counters.
+    Report,
+    /// Facts that a capture needs.
+    CaptureInfo,
+    /// Begins a capture into the memory whose descriptor comes along; it ends with the connection.
+    Capture(CaptureSettings),
 }
 
 /// Response of a running server.
@@ -73,6 +87,10 @@ enum Response {
     Gate { settings: Box<Config>, counters: Value, classes: Value },
     /// The request was accepted: carried out now or shortly after.
     Done,
+    /// Sockets and counters.
+    Report(Box<DaemonReport>),
+    /// Facts that a capture needs.
+    CaptureInfo(CaptureInfo),
     /// The request was refused for this reason; nothing was changed.
     Refused(String),
 }
@@ -85,16 +103,13 @@ impl Ctl {
                 self.set.iter().map(|text| parse_setting(text)).collect::<Result<_, _>>()?,
             ),
         };
-        let response = send_request(&self.socket, &request).map_err(|error| {
-            format!("{}: {error}; start the server with --control {0}", self.socket.display())
-        })?;
-        match response {
+        match ask(&self.socket, &request)? {
             Response::Refused(reason) => Err(reason.into()),
             response if self.json => {
                 print_line!("{}", serde_json::to_string(&response)?)?;
                 Ok(())
             }
-            Response::Done => Ok(()),
+            Response::Done | Response::Report(_) | Response::CaptureInfo(_) => Ok(()),
             Response::Gate { settings, counters, classes } => {
                 print(format_args!("{}", toml::to_string(&settings)?))?;
                 for (name, value) in counters.as_object().into_iter().flatten() {
@@ -141,6 +156,49 @@ pub(crate) fn check_service(
     }
 }
 
+/// Report of the server with this control socket.
+pub(crate) fn report(socket: &Path) -> Result<DaemonReport, Failure> {
+    match ask(socket, &Request::Report)? {
+        Response::Report(report) => Ok(*report),
+        Response::Refused(reason) => Err(reason.into()),
+        _ => Err("the server is of another version of Tidegate".into()),
+    }
+}
+
+/// Sends a request; explains why if there is no response.
+fn ask(socket: &Path, request: &Request) -> Result<Response, Failure> {
+    send_request(socket, request).map_err(|error| {
+        format!("{}: {error}; start the server with --control {0}", socket.display()).into()
+    })
+}
+
+/// Facts that a capture of the server with this control socket needs.
+pub(crate) fn capture_info(socket: &Path) -> Result<CaptureInfo, Failure> {
+    match ask(socket, &Request::CaptureInfo)? {
+        Response::CaptureInfo(info) => Ok(info),
+        Response::Refused(reason) => Err(reason.into()),
+        _ => Err("the server is of another version of Tidegate".into()),
+    }
+}
+
+/// Begins a capture into `memory`. It ends when the returned connection is closed.
+pub(crate) fn start_capture(
+    socket: &Path,
+    settings: CaptureSettings,
+    memory: BorrowedFd<'_>,
+) -> Result<UnixStream, Failure> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    let mut line = serde_json::to_vec(&Request::Capture(settings))?;
+    line.push(b'\n');
+    send_with_fds(stream.as_fd(), &line, &[memory])?;
+    match serde_json::from_str(&read_line(&stream)?)? {
+        Response::Done => Ok(stream),
+        Response::Refused(reason) => Err(reason.into()),
+        _ => Err("the server is of another version of Tidegate".into()),
+    }
+}
+
 fn send_request(socket: &Path, request: &Request) -> io::Result<Response> {
     send_request_within(socket, request, TIMEOUT)
 }
@@ -167,32 +225,45 @@ pub(crate) fn write_line(stream: &mut UnixStream, value: &impl Serialize) -> io:
 /// Reads a request or a response.
 pub(crate) fn read_line(stream: &UnixStream) -> io::Result<String> {
     let mut line = String::new();
-    BufReader::new(stream.take(MAX_LINE_BYTES)).read_line(&mut line)?;
+    BufReader::new(stream.take(MAX_RESPONSE_BYTES)).read_line(&mut line)?;
     Ok(line)
 }
 
-/// Server that can be reconfigured while it runs.
-pub(crate) trait Controllable: Send + 'static {
-    /// Sets `settings` if given; returns the receive scheduling settings in force and their
-    /// counters.
-    fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState>;
-
-    /// Enables admission control, or replaces its configuration.
-    fn set_admission(&self, classes: &admission::Config) -> io::Result<()>;
-
-    /// Migrates the application with process id `pid` to network core `core`.
-    fn move_process(&self, pid: u32, core: usize) -> io::Result<()>;
-
-    /// Checks the service on `address`, through each stack of the server.
-    fn check_service(
-        &self,
-        check: &HealthCheck,
-        address: IpAddr,
-        timeout: Duration,
-    ) -> Result<(), String>;
+/// Receives a line of a request, and the descriptor that comes along if there is one.
+fn receive_line(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+    let (mut line, mut buffer, mut fd) = (Vec::new(), [0; 4096], None);
+    while line.last() != Some(&b'\n') && line.len() < MAX_LINE_BYTES {
+        let (len, fds) = receive_with_fds(stream.as_fd(), &mut buffer, 1)?;
+        if len == 0 {
+            break;
+        }
+        line.extend_from_slice(&buffer[..len]);
+        fd = fd.or(fds.into_iter().next());
+    }
+    Ok((line, fd))
 }
 
 impl Controllable for Net {
+    fn core_count(&self) -> usize {
+        1
+    }
+
+    fn medium(&self) -> io::Result<Medium> {
+        Ok(self.capabilities().medium)
+    }
+
+    fn report(&self) -> io::Result<DaemonReport> {
+        Ok(server_report::of_server(std::slice::from_ref(self)))
+    }
+
+    fn start_capture(&self, request: &CaptureRequest) -> io::Result<()> {
+        Net::start_capture(self, request, 0)
+    }
+
+    fn end_capture(&self, number: u64) {
+        Net::end_capture(self, number);
+    }
+
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
         settings.map_or(Ok(()), |settings| self.set_gate(settings.clone()))?;
         let counters = self.counters();
@@ -228,6 +299,27 @@ impl Controllable for Net {
 pub(crate) struct NetCores(pub(crate) Vec<Net>);
 
 impl Controllable for NetCores {
+    fn core_count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn medium(&self) -> io::Result<Medium> {
+        self.0.first().map_or(Ok(Medium::Ethernet), Controllable::medium)
+    }
+
+    fn report(&self) -> io::Result<DaemonReport> {
+        Ok(server_report::of_server(&self.0))
+    }
+
+    fn start_capture(&self, request: &CaptureRequest) -> io::Result<()> {
+        let mut cores = self.0.iter().enumerate();
+        cores.try_for_each(|(core, net)| net.start_capture(request, core))
+    }
+
+    fn end_capture(&self, number: u64) {
+        self.0.iter().for_each(|net| net.end_capture(number));
+    }
+
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
         let mut states = self.0.iter().map(|net| Controllable::gate(net, settings));
         let mut all = states.next().unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))?;
@@ -257,6 +349,30 @@ impl Controllable for NetCores {
 }
 
 impl Controllable for Controls {
+    fn core_count(&self) -> usize {
+        Controls::core_count(self)
+    }
+
+    fn medium(&self) -> io::Result<Medium> {
+        Controls::medium(self)
+    }
+
+    fn has_programs(&self) -> bool {
+        true
+    }
+
+    fn report(&self) -> io::Result<DaemonReport> {
+        Controls::report(self)
+    }
+
+    fn start_capture(&self, request: &CaptureRequest) -> io::Result<()> {
+        Controls::start_capture(self, request)
+    }
+
+    fn end_capture(&self, number: u64) {
+        Controls::end_capture(self, number);
+    }
+
     fn gate(&self, settings: Option<&Settings>) -> io::Result<GateState> {
         Controls::gate(self, settings)
     }
@@ -318,7 +434,8 @@ impl ControlSocket {
     /// # Errors
     /// When the socket file cannot be created.
     pub(crate) fn replace(path: &Path, server: impl Controllable) -> Result<Self, Failure> {
-        Self::replace_by(path, "--control", move |stream| respond(stream, &server))
+        let (server, mut captures) = (Arc::new(server), CaptureSessions::default());
+        Self::replace_by(path, "--control", move |stream| respond(stream, &server, &mut captures))
     }
 
     fn replace_by(
@@ -371,11 +488,16 @@ impl Drop for ControlSocket {
     }
 }
 
-fn respond(mut stream: UnixStream, server: &impl Controllable) -> io::Result<()> {
+fn respond<S: Controllable>(
+    mut stream: UnixStream,
+    server: &Arc<S>,
+    captures: &mut CaptureSessions,
+) -> io::Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let response = match serde_json::from_str(&read_line(&stream)?) {
-        Ok(Request::Set(pairs)) => apply_settings(server, &pairs),
+    let (line, fd) = receive_line(&stream)?;
+    let response = match serde_json::from_slice(&line) {
+        Ok(Request::Set(pairs)) => apply_settings(&**server, &pairs),
         Ok(Request::Move { pid, core }) => {
             server.move_process(pid, core).map(|()| Response::Done).map_err(Failure::from)
         }
@@ -383,6 +505,13 @@ fn respond(mut stream: UnixStream, server: &impl Controllable) -> io::Result<()>
             let timeout = Duration::from_millis(timeout_ms).min(MAX_CHECK_TIMEOUT);
             let result = server.check_service(&check, address, timeout);
             result.map(|()| Response::Done).map_err(Failure::from)
+        }
+        Ok(Request::Report) => {
+            server.report().map(|report| Response::Report(Box::new(report))).map_err(Failure::from)
+        }
+        Ok(Request::CaptureInfo) => capture::info(&**server).map(Response::CaptureInfo),
+        Ok(Request::Capture(settings)) => {
+            captures.start(&stream, server, settings, fd).map(|()| Response::Done)
         }
         Err(error) => Err(format!("invalid request: {error}").into()),
     };

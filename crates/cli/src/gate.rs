@@ -1,8 +1,9 @@
 //! Receive scheduling: flags and section `[gate]` (receive mode, quotas, feedback, CPU share).
 
-use clap::Args;
 use clap::builder::TypedValueParser;
+use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use tidegate::gate::{Config, Mode, Quota, Settings};
 
 use crate::Failure;
@@ -27,11 +28,45 @@ fn modes() -> impl TypedValueParser<Value = Mode> {
     choices(Mode::ALL.map(|mode| (mode.name(), mode, help(mode))))
 }
 
+/// Set of receive-scheduling settings for a purpose. Each value can be given otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Profile {
+    /// Short turns on a processor that has nothing else to do: mode dedicated, quotas of 16
+    Latency,
+    /// Long turns: mode polled, quotas of 256
+    Throughput,
+    /// Beside other work on the same processor: mode polled, quotas of 32, CPU share 50
+    SharedCore,
+}
+
+impl Profile {
+    /// Settings that the profile sets, by name.
+    fn settings(self) -> Map<String, Value> {
+        let (mode, quota, cpu_share) = match self {
+            Self::Latency => (Mode::Dedicated, 16, 100),
+            Self::Throughput => (Mode::Polled, 256, 100),
+            Self::SharedCore => (Mode::Polled, 32, 50),
+        };
+        let settings = [
+            ("mode", json!(mode.name())),
+            ("receive-quota", json!(quota)),
+            ("transmit-quota", json!(quota)),
+            ("application-quota", json!(quota)),
+            ("cpu-share-percent", json!(cpu_share)),
+        ];
+        settings.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
+    }
+}
+
 /// Section `[gate]`.
 #[derive(Args, Clone, Serialize, Deserialize, Default)]
 #[command(next_help_heading = "Receive scheduling")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct GateOptions {
+    /// Settings for a purpose; the other options of receive scheduling take precedence
+    #[arg(long, value_enum, value_name = "PROFILE")]
+    profile: Option<Profile>,
     /// Receive mode [default: polled]
     #[arg(long, value_parser = modes(), value_name = "MODE")]
     mode: Option<Mode>,
@@ -102,7 +137,12 @@ impl GateOptions {
         let mut options = serde_json::to_value(self)?;
         if let Some(given) = options.as_object_mut() {
             given.remove("network-thread");
+            given.remove("profile");
             given.retain(|_, value| !value.is_null());
+            let profile = self.profile.map(Profile::settings).unwrap_or_default();
+            for (name, value) in profile {
+                given.entry(name).or_insert(value);
+            }
         }
         let config: Config = serde_json::from_value(options)?;
         Ok(Settings::new(config)?)
@@ -111,5 +151,24 @@ impl GateOptions {
     /// Returns true if the stack runs on its own thread.
     pub(crate) fn network_thread(&self) -> bool {
         self.network_thread
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_take_precedence_over_their_profile() {
+        let options = |text: &str| toml::from_str::<GateOptions>(text).unwrap().settings().unwrap();
+        let shared = options("profile = \"shared-core\"");
+        assert_eq!(shared.config().cpu_share_percent, 50);
+        assert_eq!(shared.config().receive_quota.packets(), 32);
+        let own = options("profile = \"latency\"\nmode = \"polled\"\nreceive-quota = 8");
+        assert_eq!(own.config().mode, Mode::Polled);
+        assert_eq!(own.config().receive_quota.packets(), 8);
+        assert_eq!(own.config().transmit_quota.packets(), 16);
+        let throughput = options("profile = \"throughput\"");
+        assert_eq!(throughput.config().application_quota.packets(), 256);
     }
 }

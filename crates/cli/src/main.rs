@@ -5,9 +5,11 @@
 
 mod announce;
 mod background;
+mod capture;
 mod choices;
 mod config;
 mod control;
+mod controllable;
 mod core_placement;
 mod daemon;
 mod doctor;
@@ -27,10 +29,12 @@ mod numa;
 mod process;
 mod reload;
 mod report;
+mod report_source;
 mod router;
 mod run;
 mod sandbox;
 mod serve;
+mod server_report;
 mod server_watch;
 mod service_manager;
 mod ss;
@@ -77,6 +81,10 @@ enum Command {
     Ss(ss::Ss),
     /// Monitor the daemon: core load, frames, drops by reason, activity per application
     Top(top::Top),
+    /// Capture the frames of a running server or daemon, with what became of each
+    Capture(capture::Capture),
+    /// Follow one flow of a running server through admission, stack and program, with times
+    Trace(capture::Trace),
     /// Show or change the receive scheduling of a running server
     Ctl(control::Ctl),
     /// Forward IPv4 and IPv6 packets between network interfaces
@@ -148,6 +156,8 @@ fn main() -> ExitCode {
         Command::Run(run) => run.run(),
         Command::Ss(ss) => ss.run(),
         Command::Top(top) => top.run(),
+        Command::Capture(capture) => capture.run(),
+        Command::Trace(trace) => trace.run(),
         Command::Ctl(ctl) => ctl.run(),
         Command::Route(route) => route.run(),
         Command::Filter(filter) => filter.run(),

@@ -18,7 +18,7 @@ use tidegate_gate::admission::{self, Admission};
 use crate::Failure;
 use crate::background::BackgroundThread;
 use crate::config::{self, ConfigChanges};
-use crate::control::Controllable;
+use crate::controllable::Controllable;
 use crate::gate::GateOptions;
 use crate::host::HostOptions;
 use crate::sandbox::Sandbox;

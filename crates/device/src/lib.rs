@@ -61,7 +61,7 @@ pub mod trace;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 #[cfg_attr(not(feature = "xdp"), allow(dead_code))]
 mod transport;
-mod tx_copies;
+pub mod tx_copies;
 mod vnet;
 #[cfg(feature = "xdp")]
 pub mod xdp;

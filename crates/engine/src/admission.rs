@@ -11,8 +11,8 @@ use tidegate_gate::admission::{
     Admission, AdmissionVerdict, ClassCounters, ClassLimit, CompiledRule, Config, ConfigError,
     Limits, PacketKind, PacketMeta, PacketRate, Pressure, RateLimit, SourceId,
 };
-use tidegate_memory::Arena;
-use tidegate_wire::{DropCounters, Protocol};
+use tidegate_memory::{Arena, Frame};
+use tidegate_wire::{DropCounters, DropReason, Protocol};
 
 use crate::pressure::{EarlyDropWork, SecondaryCores};
 
@@ -47,6 +47,9 @@ pub struct Admitter {
     device_drops_early: bool,
     next_period_ns: u64,
     drops: DropCounters,
+    /// Refused frames are kept in `refused` for a capture.
+    keeps_refused: bool,
+    refused: Vec<(Frame, DropReason)>,
     /// Secondary cores behind the same device.
     secondary_cores: Option<Arc<SecondaryCores>>,
 }
@@ -88,8 +91,21 @@ impl Admitter {
             device_drops_early,
             next_period_ns: 0,
             drops: DropCounters::new(),
+            keeps_refused: false,
+            refused: Vec::new(),
             secondary_cores: None,
         })
+    }
+
+    /// Keeps refused frames for [`Admitter::take_refused`], to be called after each
+    /// [`Admitter::receive`], or frees them at once.
+    pub(crate) fn keep_refused(&mut self, keep: bool) {
+        self.keeps_refused = keep;
+    }
+
+    /// Refused frames that were kept. The caller frees them.
+    pub(crate) fn take_refused(&mut self) -> std::vec::Drain<'_, (Frame, DropReason)> {
+        self.refused.drain(..)
     }
 
     /// Attaches secondary cores: their reports count from now on, and their frames pass admission
@@ -159,7 +175,11 @@ impl Admitter {
                 AdmissionVerdict::Admit { .. } => burst.push_back(frame),
                 AdmissionVerdict::Refuse { reason, .. } => {
                     self.drops.count(reason.drop_reason());
-                    arena.free(frame);
+                    if self.keeps_refused {
+                        self.refused.push((frame, reason.drop_reason()));
+                    } else {
+                        arena.free(frame);
+                    }
                 }
             }
         }
@@ -397,6 +417,8 @@ mod tests {
             next_period_ns: 0,
             drops: DropCounters::new(),
             secondary_cores: None,
+            keeps_refused: false,
+            refused: Vec::new(),
         };
         let source = |n| SourceId::from_address([192, 0, 2, n].into());
         let mut now_ns = 0;

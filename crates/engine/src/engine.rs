@@ -7,11 +7,12 @@ use std::sync::Arc;
 use tidegate_device::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 use tidegate_gate::admission::{Admission, ClassCounters, Config};
 use tidegate_gate::{Gate, GateAction, InterruptAction, Mode, Ring, RingCounts, Settings};
-use tidegate_memory::Arena;
+use tidegate_memory::{Arena, probes};
 use tidegate_stack::{Counters, Event, QUEUE_FILL_SCALE, Stack, TcpId, UdpId};
 use tidegate_wire::DropCounters;
 
 use crate::admission::{AdmissionError, Admitter, Role, is_due};
+use crate::capture::{CaptureDirection, Captures};
 use crate::placement::EngineNodes;
 use crate::pressure::{PressureMeter, SecondaryCores};
 use crate::{
@@ -101,13 +102,17 @@ pub struct Engine {
     pub(crate) device_node: Option<usize>,
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
-    admission: Role,
+    pub(crate) admission: Role,
+    /// There is admission or a capture.
+    receives_specially: bool,
+    /// Copies of frames for readers in other processes.
+    pub(crate) captures: Option<Box<Captures>>,
     pressure: PressureMeter,
     /// End of the time in which receiving is held back.
     paused_until_ns: Option<u64>,
-    clock: Clock,
+    pub(crate) clock: Clock,
     /// Time of the last clock reading.
-    now_ns: u64,
+    pub(crate) now_ns: u64,
     idle: IdleGovernor,
     /// Reported ends of closed connections, for [`crate::PortClaims::release_closed`].
     pub(crate) ended: Vec<TcpId>,
@@ -151,6 +156,8 @@ impl Engine {
             neighbours,
             gate,
             admission: Role::None,
+            receives_specially: false,
+            captures: None,
             pressure: PressureMeter::default(),
             paused_until_ns: None,
             clock,
@@ -177,6 +184,7 @@ impl Engine {
             admitter.attach_secondary_cores(Arc::clone(others));
         }
         self.admission = Role::Leader(Box::new(admitter));
+        self.update_special_ways();
         self.stack.report_confirmed_peers();
         Ok(())
     }
@@ -230,6 +238,7 @@ impl Engine {
         self.serve_timers()?;
         self.counters.rounds += 1;
         if received > 0 {
+            probes::on_receive(received);
             self.counters.busy_rounds += 1;
             self.idle.on_work(self.now_ns);
         }
@@ -302,14 +311,9 @@ impl Engine {
             let max = MAX_BURST_FRAMES.min(quota - received);
             let (device, arena, incoming) =
                 (&mut *self.device, &mut self.arena, &mut self.incoming);
-            let frames = match &mut self.admission {
-                Role::Leader(admitter) => {
-                    // Sockets of other cores are not in this stack.
-                    let (stack, is_alone) = (&self.stack, admitter.secondary_cores().is_none());
-                    let serves_port = |port: u16| !is_alone || stack.udp_has_port(port);
-                    admitter.receive(self.now_ns, device, arena, incoming, max, &serves_port)?
-                }
-                _ => device.receive(arena, incoming, max)?,
+            let frames = match self.receives_specially {
+                true => self.receive_specially(max)?,
+                false => device.receive(arena, incoming, max)?,
             };
             self.stack.handle_burst(self.now_ns, &mut self.incoming, &mut self.arena);
             received += frames;
@@ -347,8 +351,37 @@ impl Engine {
         let loopback = self.stack.loopback_queue();
         let quota = quota.min(loopback.len());
         let frames = self.device.loop_back(&mut self.arena, loopback, &mut self.incoming, quota)?;
+        self.handle_captured(CaptureDirection::Loopback);
         self.stack.handle_burst(self.now_ns, &mut self.incoming, &mut self.arena);
         Ok(frames)
+    }
+
+    /// Receives through admission, and passes the frames to the stack if they are captured.
+    // Not inlined: an engine without admission and capture must not pay for this code.
+    #[inline(never)]
+    fn receive_specially(&mut self, max: usize) -> io::Result<usize> {
+        let (device, arena, incoming) = (&mut *self.device, &mut self.arena, &mut self.incoming);
+        let frames = match &mut self.admission {
+            Role::Leader(admitter) => {
+                // Sockets of other cores are not in this stack.
+                let (stack, is_alone) = (&self.stack, admitter.secondary_cores().is_none());
+                let serves_port = |port: u16| !is_alone || stack.udp_has_port(port);
+                admitter.receive(self.now_ns, device, arena, incoming, max, &serves_port)?
+            }
+            _ => device.receive(arena, incoming, max)?,
+        };
+        self.handle_captured(CaptureDirection::Received);
+        Ok(frames)
+    }
+
+    /// Updates whether frames are received and sent the plain way.
+    pub(crate) fn update_special_ways(&mut self) {
+        let is_captured = self.captures.is_some();
+        self.receives_specially = is_captured || matches!(self.admission, Role::Leader(_));
+        self.stack.set_captured(is_captured);
+        if let Role::Leader(admitter) = &mut self.admission {
+            admitter.keep_refused(is_captured);
+        }
     }
 
     /// True while loopback frames wait. The engine receives them when it runs next.
@@ -394,16 +427,20 @@ impl Engine {
     /// # Errors
     /// If the device is no longer usable.
     pub fn flush(&mut self) -> io::Result<()> {
-        if self.stack.has_transmit_classes() {
-            return self.flush_by_class();
+        if self.stack.sends_specially() {
+            return self.flush_specially();
         }
         self.device.transmit(&mut self.arena, self.stack.transmit_queue())?;
         Ok(())
     }
 
     #[cold]
-    fn flush_by_class(&mut self) -> io::Result<()> {
+    fn flush_specially(&mut self) -> io::Result<()> {
+        // Does nothing without classes.
         self.stack.take_turns(self.now_ns, &mut self.arena);
+        if self.captures.is_some() {
+            return self.transmit_captured();
+        }
         self.device.transmit(&mut self.arena, self.stack.transmit_queue())?;
         Ok(())
     }
@@ -429,7 +466,12 @@ impl Engine {
                     Role::None => {}
                 },
                 Event::TcpEnded(id) => self.ended.push(id),
-                event => return Some(event),
+                event => {
+                    if self.receives_specially {
+                        self.record_notified(event);
+                    }
+                    return Some(event);
+                }
             }
         }
     }

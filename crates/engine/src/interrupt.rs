@@ -10,6 +10,7 @@ use std::io;
 use tidegate_wire::DropReason;
 
 use crate::Engine;
+use crate::capture::CaptureDirection;
 
 /// Maximum number of frames of one receive call of the interrupt stage.
 const MAX_BURST_FRAMES: usize = 64;
@@ -31,6 +32,7 @@ impl Engine {
                 if self.input.len() < capacity {
                     self.input.push_back(frame);
                 } else {
+                    self.record_dropped(&frame, DropReason::InputQueueFull);
                     self.arena.free(frame);
                     self.input_drops.count(DropReason::InputQueueFull);
                 }
@@ -56,6 +58,11 @@ impl Engine {
         }
         for _ in 0..limit {
             let Some(frame) = self.input.pop_front() else { break };
+            if self.captures.is_some() {
+                self.incoming.push_back(frame);
+                self.handle_captured(CaptureDirection::Received);
+                continue;
+            }
             self.stack.handle_frame(now_ns, frame, &mut self.arena);
         }
         self.serve_timers()?;

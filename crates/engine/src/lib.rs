@@ -16,6 +16,8 @@
 mod address_reservation;
 pub mod admission;
 mod boost;
+pub mod capture;
+mod captured_frames;
 mod claim;
 mod clock;
 mod device_config;

@@ -14,6 +14,7 @@ pub mod lock_meter;
 mod mapping;
 mod numa;
 pub mod own_fd;
+pub mod probes;
 pub mod shared;
 pub mod spsc;
 mod sync;

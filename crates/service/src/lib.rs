@@ -14,6 +14,7 @@ pub mod daemon;
 mod ipc;
 
 pub use ipc::command::Handle;
+pub use ipc::fd_passing::{receive_with_fds, send_with_fds};
 pub use ipc::handshake::Shard;
 pub use ipc::layout::Geometry;
 pub use ipc::share_group::ShareGroupId;

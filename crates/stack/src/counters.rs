@@ -1,6 +1,7 @@
 //! Packet counters that account for every packet.
 
-use tidegate_wire::DropCounters;
+use tidegate_memory::probes;
+use tidegate_wire::{DropCounters, DropReason};
 
 /// Packet counters that account for every packet.
 ///
@@ -51,6 +52,26 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Counts a received packet that is dropped.
+    #[inline]
+    pub(crate) fn count_drop(&mut self, reason: DropReason) {
+        self.count_drops(reason, 1);
+    }
+
+    /// Counts received packets that are dropped.
+    #[inline]
+    pub(crate) fn count_drops(&mut self, reason: DropReason, packets: u64) {
+        probes::on_drop(reason as usize, packets);
+        self.drops.add(reason, packets);
+    }
+
+    /// Counts an outgoing packet that is dropped.
+    #[inline]
+    pub(crate) fn count_transmit_drop(&mut self, reason: DropReason) {
+        probes::on_drop(reason as usize, 1);
+        self.transmit_drops.count(reason);
+    }
+
     /// Input packets minus accounted packets. Always zero.
     pub fn balance(&self) -> i64 {
         let input = self.received.wrapping_add(self.copied).wrapping_add(self.migrated_in);

@@ -55,6 +55,8 @@ pub(crate) struct Interface {
     pub(crate) transmit: Fifo<Frame>,
     /// Classes that frames of `transmit` wait in; `None` if they leave in their order.
     pub(crate) transmit_classes: Option<Box<TransmitClasses>>,
+    /// Frames are sent by classes or captured.
+    pub(crate) sends_specially: bool,
     /// Frames that the stack sends to its own addresses.
     pub(crate) loopback: Fifo<Frame>,
     pub(crate) events: VecDeque<Event>,
@@ -110,6 +112,7 @@ impl Interface {
             forwarding: Forwarding::new(config.forwarding),
             transmit: Fifo::with_capacity(limits.transmit_frames.min(1 << 16)),
             transmit_classes: None,
+            sends_specially: false,
             loopback: Fifo::new(),
             events: VecDeque::new(),
             queued_address_events: HashSet::new(),

@@ -101,7 +101,7 @@ impl Router {
 
     /// Drops a packet silently; the reason is counted at its ingress interface.
     pub fn discard(&mut self, transit: TransitPacket, reason: DropReason, arena: &mut Arena) {
-        self.stacks[transit.ingress].interface.counters.transmit_drops.count(reason);
+        self.stacks[transit.ingress].interface.counters.count_transmit_drop(reason);
         arena.free(transit.frame);
     }
 
@@ -165,7 +165,7 @@ impl Router {
             Some(egress) => self.stacks[egress].interface.send_local_packet(now_ns, arena, local),
             None => {
                 let counters = &mut self.stacks[interface].interface.counters;
-                counters.transmit_drops.count(DropReason::NoRoute);
+                counters.count_transmit_drop(DropReason::NoRoute);
             }
         }
     }

@@ -67,9 +67,11 @@ pub use backend::attached::fork::Fork;
 pub use batch::Batch;
 pub use device::mem;
 pub use net::handle::{Net, NetCounters};
+pub use net::socket_entry::{SocketEntry, SocketRole};
 pub use net::source::Source;
 pub use poll::Poll;
 pub use tcp::{TcpListener, TcpStream};
+pub use tidegate_engine::capture;
 pub use tidegate_engine::{
     DeviceConfig, DeviceWrapper, EngineCounters, IdleConfig, NetConfig, OpenDevice, OpenError,
 };

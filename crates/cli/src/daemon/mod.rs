@@ -117,7 +117,7 @@ pub(crate) struct DaemonCommand {
     coalescing_us: u64,
     #[command(flatten)]
     metrics: MetricsOption,
-    /// Listen on this Unix socket for `tidegate ctl`
+    /// Listen on this Unix socket for `tidegate ctl`, `capture`, `trace`, `ss` and `top`
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
     /// Stop after this many seconds; SIGINT and SIGTERM stop earlier [default: no limit]

@@ -357,6 +357,7 @@ mod tests {
             waiting,
             fill_percent: 0,
             holders: 1,
+            tcp: None,
         };
         ApplicationReport {
             identity,

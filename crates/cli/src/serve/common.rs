@@ -94,7 +94,7 @@ pub(crate) struct ServerOptions {
     kernel_receive_buffer: Option<usize>,
     #[command(flatten)]
     pub(crate) user: UserOption,
-    /// Listen on this Unix socket for `tidegate ctl`
+    /// Listen on this Unix socket for `tidegate ctl`, `capture`, `trace`, `ss` and `top`
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
     #[command(flatten)]

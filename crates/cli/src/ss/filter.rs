@@ -276,6 +276,7 @@ mod tests {
             waiting: 0,
             fill_percent: 0,
             holders: 1,
+            tcp: None,
         }
     }
 

@@ -1,20 +1,20 @@
-//! `tidegate ss`: the sockets of the applications attached to the daemon, with the options and columns
-//! of iproute2's `ss`.
+//! `tidegate ss`: the sockets of the applications attached to the daemon, or of a server, with the
+//! options and columns of iproute2's `ss`.
 
 mod filter;
+mod tcp_details;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use clap::Args;
 use tidegate_service::SocketState;
-use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::{ApplicationReport, DaemonReport, SocketReport};
 
 use self::filter::Filter;
 use crate::Failure;
 use crate::output::print_line;
+use crate::report_source::ReportSource;
 
 /// Flags of `ss`.
 #[derive(Args)]
@@ -32,12 +32,13 @@ Filters, as of iproute2's ss:
 Examples:
   tidegate ss -tln                     the listeners
   tidegate ss -tp state established    the connections with their programs
+  tidegate ss -ti --control /run/http.ctl
+                                       the connections of a server, with round trips and windows
   tidegate ss -t '( dport = :443 or dport = :80 )' and dst 192.0.2.0/24"
 )]
 pub(crate) struct Ss {
-    /// Unix socket of the daemon
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH)]
-    socket: PathBuf,
+    #[command(flatten)]
+    source: ReportSource,
     /// Show TCP sockets; with neither -t nor -u both are shown
     #[arg(long, short)]
     tcp: bool,
@@ -59,6 +60,9 @@ pub(crate) struct Ss {
     /// Show user, network core and fill level of the receive queue
     #[arg(long, short)]
     extended: bool,
+    /// Show congestion window, round trips, retransmissions and delivery rate of connections
+    #[arg(long, short)]
+    info: bool,
     /// Show only IPv4 sockets
     #[arg(long, short = '4', conflicts_with = "ipv6")]
     ipv4: bool,
@@ -82,7 +86,7 @@ pub(crate) struct Ss {
 impl Ss {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let filter = Filter::parse(&self.filter)?;
-        let report = DaemonReport::query(&self.socket)?;
+        let report = self.source.query()?;
         if self.json {
             print_line!("{}", serde_json::to_string(&report)?)?;
             return Ok(());
@@ -108,6 +112,9 @@ impl Ss {
                     address_text(socket.peer),
                 ];
                 print_row(&mut row, has_protocol, &self.details(app, socket))?;
+                if let Some(info) = socket.tcp.as_ref().filter(|_| self.info) {
+                    print_line!("\t{}", tcp_details::line(info))?;
+                }
             }
         }
         Ok(())

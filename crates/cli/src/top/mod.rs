@@ -1,24 +1,23 @@
-//! `tidegate top`: live view of the daemon.
+//! `tidegate top`: live view of the daemon or of a server.
 
 mod order;
 mod terminal;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
 use tidegate_service::SocketState;
-use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::{ApplicationReport, DaemonReport};
 
 use self::order::{SortColumn, SortOrder};
 use self::terminal::TerminalView;
 use crate::Failure;
 use crate::process::stop_flag;
+use crate::report_source::ReportSource;
 
 /// Flags of `top`.
 #[derive(Args)]
@@ -26,9 +25,8 @@ use crate::process::stop_flag;
     after_help = "Keys: < and > choose the column to sort by, r reverses the order, q quits."
 )]
 pub(crate) struct Top {
-    /// Unix socket of the daemon
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH)]
-    socket: PathBuf,
+    #[command(flatten)]
+    source: ReportSource,
     /// Interval between updates, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
@@ -230,15 +228,15 @@ impl AppView {
 
 /// Polls the report of the daemon once per interval.
 struct ReportPoller<'p> {
-    path: &'p Path,
+    source: &'p ReportSource,
     interval: Duration,
     last: DaemonReport,
     requested_at: Instant,
 }
 
 impl<'p> ReportPoller<'p> {
-    fn new(path: &'p Path, interval: Duration) -> io::Result<Self> {
-        Ok(Self { path, interval, last: DaemonReport::query(path)?, requested_at: Instant::now() })
+    fn new(source: &'p ReportSource, interval: Duration) -> io::Result<Self> {
+        Ok(Self { source, interval, last: source.query()?, requested_at: Instant::now() })
     }
 
     /// Returns the remaining time of the interval.
@@ -248,7 +246,7 @@ impl<'p> ReportPoller<'p> {
 
     /// Queries the daemon and returns the activity since the last query.
     fn next(&mut self) -> io::Result<IntervalView> {
-        let now = DaemonReport::query(self.path)?;
+        let now = self.source.query()?;
         let view = IntervalView::new(&self.last, &now, self.requested_at.elapsed());
         (self.last, self.requested_at) = (now, Instant::now());
         Ok(view)
@@ -263,7 +261,7 @@ impl Top {
             .ok_or_else(|| {
                 format!("--interval {}: give a number of seconds above 0", self.interval)
             })?;
-        let mut poller = ReportPoller::new(&self.socket, interval)?;
+        let mut poller = ReportPoller::new(&self.source, interval)?;
         if self.once || self.json || !io::stdout().is_terminal() {
             return self.print(&mut poller);
         }

@@ -5,13 +5,14 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use tidegate_engine::capture::{CaptureRequest, CaptureTap};
 use tidegate_gate::{GateCounters, Settings, admission};
 use tidegate_stack::OwnAddresses;
-use tidegate_wire::DropCounters;
+use tidegate_wire::{DropCounters, Medium};
 
 use super::core::cores::Cores;
 use super::core::message::CoreMessage;
-use super::report::GateState;
+use super::report::{DaemonReport, GateState};
 
 /// Interval at which [`Controls::wait_for_addresses`] looks at the addresses.
 const ADDRESS_CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -80,6 +81,56 @@ impl Controls {
             drops.merge(&answered.recv().map_err(ended)?);
         }
         Ok(drops)
+    }
+
+    /// Number of network cores.
+    pub fn core_count(&self) -> usize {
+        self.cores.count()
+    }
+
+    /// Report of the daemon, with the applications of all users.
+    ///
+    /// # Errors
+    /// When a core has ended.
+    pub fn report(&self) -> io::Result<DaemonReport> {
+        let count = self.cores.count();
+        let reports = (0..count).map(|core| Ok(self.cores.inbox(core).report()?.report));
+        Ok(DaemonReport::merge(reports.collect::<io::Result<_>>()?, count))
+    }
+
+    /// Medium of the device.
+    ///
+    /// # Errors
+    /// When the core has ended.
+    pub fn medium(&self) -> io::Result<Medium> {
+        let (answer, answered) = mpsc::channel();
+        self.cores.inbox(0).send(CoreMessage::Medium(answer))?;
+        answered.recv().map_err(|_| io::Error::other("the network core has ended"))
+    }
+
+    /// Begins a capture on all cores. After an error it runs on some.
+    ///
+    /// # Errors
+    /// When a core has ended, the memory is too small, or too many captures run.
+    pub fn start_capture(&self, request: &CaptureRequest) -> io::Result<()> {
+        (0..self.cores.count()).try_for_each(|core| {
+            let tap = Box::new(CaptureTap::new(request, core)?);
+            let (answer, answered) = mpsc::channel();
+            self.cores.inbox(core).send(CoreMessage::StartCapture(tap, answer))?;
+            answered.recv().map_err(|_| io::Error::other("the network core has ended"))?
+        })
+    }
+
+    /// Ends capture `number` on all cores. The caller holds the memory meanwhile: no core unmaps
+    /// it.
+    pub fn end_capture(&self, number: u64) {
+        for core in 0..self.cores.count() {
+            let (answer, answered) = mpsc::channel();
+            // A core that has ended captures nothing.
+            if self.cores.inbox(core).send(CoreMessage::EndCapture(number, answer)).is_ok() {
+                let _ = answered.recv();
+            }
+        }
     }
 
     /// Waits until the own addresses are known to be unique.

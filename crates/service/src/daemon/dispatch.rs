@@ -48,6 +48,9 @@ fn may_move_sockets(core: &NetworkCore, message: &CoreMessage) -> bool {
         | CoreMessage::Admission(..)
         | CoreMessage::OwnAddresses(_)
         | CoreMessage::Drops(_)
+        | CoreMessage::Medium(_)
+        | CoreMessage::StartCapture(..)
+        | CoreMessage::EndCapture(..)
         | CoreMessage::Stop => false,
     }
 }
@@ -94,6 +97,19 @@ impl MessageHandler for Dispatcher {
             CoreMessage::Drops(to) => {
                 // The requester may have gone.
                 let _ = to.send(core.server.engine.drops());
+            }
+            CoreMessage::Medium(to) => {
+                // The requester may have gone.
+                let _ = to.send(core.server.engine.capabilities().medium);
+            }
+            CoreMessage::StartCapture(tap, to) => {
+                // The requester may have gone.
+                let _ = to.send(core.server.engine.start_capture(*tap));
+            }
+            CoreMessage::EndCapture(number, to) => {
+                // The requester has the memory too, and unmaps it.
+                core.server.engine.end_capture(number);
+                let _ = to.send(());
             }
             CoreMessage::Gather => core.move_all_to_primary()?,
             CoreMessage::Gathered { unmoved, why } => {

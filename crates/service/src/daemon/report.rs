@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tidegate_gate::admission::ClassCounters;
 use tidegate_gate::{GateCounters, Settings};
+use tidegate_stack::TcpInfo;
 
 use super::ids::Identity;
 use super::peer::Peer;
@@ -125,6 +126,9 @@ pub struct SocketReport {
     pub fill_percent: u32,
     /// Number of applications that hold the socket: fork children share their parents' sockets.
     pub holders: usize,
+    /// Congestion control, round trips and traffic of a connection.
+    #[serde(default)]
+    pub tcp: Option<TcpInfo>,
 }
 
 /// Receive scheduling on the cores of a daemon.

@@ -67,7 +67,7 @@ impl TcpTable {
         let may_reset = interface.ownership == AddressOwnership::Exclusive;
         match self.handle_segment(now_ns, tuple, &segment, may_reset) {
             Ok(()) => interface.counters.handled += 1,
-            Err(reason) => interface.counters.drops.count(reason),
+            Err(reason) => interface.counters.count_drop(reason),
         }
         arena.free(frame);
         None

@@ -83,7 +83,7 @@ impl Interface {
         };
         match path {
             Ok(path) => self.send_payload(arena, &packet, &path, &payload),
-            Err(_) => self.counters.transmit_drops.count(DropReason::NoRoute),
+            Err(_) => self.counters.count_transmit_drop(DropReason::NoRoute),
         }
         // Keeps the buffer for the next reply.
         self.reply.payload = payload;
@@ -99,7 +99,7 @@ impl Interface {
     ) {
         if payload.len() + packet.header_bytes() > usize::from(path.mtu) {
             if self.send_fragments(arena, packet, path, payload).is_err() {
-                self.counters.transmit_drops.count(DropReason::TransmitQueueFull);
+                self.counters.count_transmit_drop(DropReason::TransmitQueueFull);
             }
             return;
         }
@@ -108,7 +108,7 @@ impl Interface {
                 frame.set_checksum(Checksum::Unknown);
                 self.send_frame(arena, packet, path, None, frame);
             }
-            None => self.counters.transmit_drops.count(DropReason::NoBuffer),
+            None => self.counters.count_transmit_drop(DropReason::NoBuffer),
         }
     }
 
@@ -118,7 +118,7 @@ impl Interface {
         if allowed {
             self.counters.icmp_errors_sent += 1;
         } else {
-            self.counters.transmit_drops.count(DropReason::IcmpRateLimited);
+            self.counters.count_transmit_drop(DropReason::IcmpRateLimited);
         }
         allowed
     }

@@ -129,7 +129,7 @@ impl Interface {
         forward_meta: ForwardMeta,
     ) {
         if self.forwarding.transits.len() >= self.limits.transmit_frames {
-            self.counters.drops.count(DropReason::ForwardQueueFull);
+            self.counters.count_drop(DropReason::ForwardQueueFull);
             return arena.free(frame);
         }
         frame.truncate(forward_meta.packet_bytes);
@@ -147,7 +147,7 @@ impl Interface {
     /// packets are few: every kind of them is rate-limited.
     pub(crate) fn queue_local_packet(&mut self, packet: Packet, payload: Vec<u8>) {
         if self.forwarding.local.len() >= self.limits.transmit_frames {
-            self.counters.transmit_drops.count(DropReason::TransmitQueueFull);
+            self.counters.count_transmit_drop(DropReason::TransmitQueueFull);
             return;
         }
         self.forwarding.local.push_back(LocalPacket { packet, payload });
@@ -162,7 +162,7 @@ impl Interface {
     ) {
         match self.path(now_ns, arena, local.packet.destination) {
             Ok(path) => self.send_payload(arena, &local.packet, &path, &local.payload),
-            Err(_) => self.counters.transmit_drops.count(DropReason::NoRoute),
+            Err(_) => self.counters.count_transmit_drop(DropReason::NoRoute),
         }
     }
 
@@ -206,7 +206,7 @@ impl Interface {
         arena: &mut Arena,
     ) -> Result<(), (TransitPacket, ForwardError)> {
         if self.addresses.kind(transit.forward_meta.destination) == AddressKind::Broadcast {
-            self.counters.transmit_drops.count(DropReason::ForwardBroadcast);
+            self.counters.count_transmit_drop(DropReason::ForwardBroadcast);
             arena.free(transit.frame);
             return Ok(());
         }
@@ -244,7 +244,7 @@ impl Interface {
             Some(mac) => self.send_to_mac(arena, mac, is_v4, frame),
             None => {
                 if let Some(dropped) = self.neighbours.queue_frame(path.next_hop, frame) {
-                    self.counters.transmit_drops.count(DropReason::NeighbourQueueFull);
+                    self.counters.count_transmit_drop(DropReason::NeighbourQueueFull);
                     arena.free(dropped);
                 }
             }
@@ -280,7 +280,7 @@ impl Interface {
         decrement_hop_limit(arena.bytes_mut(&mut whole), true);
         let sent = self.emit_fragments(arena, path, &whole, mtu);
         if let Err(reason) = sent {
-            self.counters.transmit_drops.count(reason);
+            self.counters.count_transmit_drop(reason);
         }
         arena.free(whole);
     }

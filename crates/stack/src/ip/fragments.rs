@@ -43,7 +43,7 @@ impl Interface {
         timeout: &ExpiredReassembly,
     ) {
         self.counters.held -= timeout.fragments;
-        self.counters.drops.add(DropReason::FragmentTimeout, timeout.fragments);
+        self.counters.count_drops(DropReason::FragmentTimeout, timeout.fragments);
         let Some(quote) = &timeout.quote else { return };
         let link_meta = LinkMeta::new(Checksum::Unknown);
         self.send_icmp_error(now_ns, quote, &link_meta, IcmpErrorKind::ReassemblyTimeout);

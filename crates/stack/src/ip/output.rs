@@ -186,7 +186,7 @@ impl Interface {
                 let written = packet.emit(payload_bytes, fragment, arena.bytes_mut(&mut frame));
                 debug_assert!(written.is_some(), "a frame to send has headroom");
                 if let Some(dropped) = self.neighbours.queue_frame(path.next_hop, frame) {
-                    self.counters.transmit_drops.count(DropReason::NeighbourQueueFull);
+                    self.counters.count_transmit_drop(DropReason::NeighbourQueueFull);
                     arena.free(dropped);
                 }
             }

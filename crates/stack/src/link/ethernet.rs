@@ -140,7 +140,7 @@ impl Interface {
     #[cold]
     fn push_loopback(&mut self, arena: &mut Arena, mut frame: Frame) {
         if self.loopback.len() >= self.limits.transmit_frames {
-            self.counters.transmit_drops.count(DropReason::TransmitQueueFull);
+            self.counters.count_transmit_drop(DropReason::TransmitQueueFull);
             return arena.free(frame);
         }
         frame.set_loopback();
@@ -152,7 +152,7 @@ impl Interface {
     #[inline]
     pub(crate) fn push_transmit(&mut self, arena: &mut Arena, frame: Frame) {
         if self.transmit.len() >= self.limits.transmit_frames {
-            self.counters.transmit_drops.count(DropReason::TransmitQueueFull);
+            self.counters.count_transmit_drop(DropReason::TransmitQueueFull);
             return arena.free(frame);
         }
         self.counters.transmitted += 1;

@@ -98,7 +98,7 @@ impl Interface {
             target_ip,
         };
         let Some(mut frame) = arena.alloc() else {
-            self.counters.transmit_drops.count(DropReason::NoBuffer);
+            self.counters.count_transmit_drop(DropReason::NoBuffer);
             return;
         };
         let fits = arena.set_len(&mut frame, self.link_header_bytes() + ArpPacket::BYTES);

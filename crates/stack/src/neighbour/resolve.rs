@@ -40,7 +40,7 @@ impl Interface {
                 Ok((None, 0))
             }
             Err(reason) => {
-                self.counters.transmit_drops.count(reason);
+                self.counters.count_transmit_drop(reason);
                 Err(SendError::WouldBlock)
             }
         }

@@ -1,5 +1,7 @@
 //! The stack: joins the interface with UDP and TCP. Frame input, timers and events.
 
+mod observe;
+mod socket_list;
 mod tcp;
 mod transmit;
 mod udp;
@@ -68,6 +70,12 @@ impl Stack {
     /// Processes all frames of a burst like [`Stack::handle_frame`].
     #[inline]
     pub fn handle_burst(&mut self, now_ns: u64, burst: &mut Fifo<Frame>, arena: &mut Arena) {
+        self.handle_frames(now_ns, burst, arena);
+        self.finish_input(now_ns, arena);
+    }
+
+    #[inline(always)]
+    fn handle_frames(&mut self, now_ns: u64, burst: &mut Fifo<Frame>, arena: &mut Arena) {
         self.interface.counters.received += burst.len() as u64;
         while let Some(first) = burst.front() {
             if may_be_plain_tcp(arena.bytes(first)) {
@@ -82,7 +90,6 @@ impl Stack {
             let Some(frame) = burst.pop_front() else { break };
             self.handle_padded_or_slow(now_ns, frame, arena);
         }
-        self.finish_input(now_ns, arena);
     }
 
     #[inline]
@@ -124,7 +131,7 @@ impl Stack {
             }
             Err(reason) => {
                 arena.free(frame);
-                interface.counters.drops.count(reason);
+                interface.counters.count_drop(reason);
                 interface.flush_reply(now_ns, arena);
             }
         }
@@ -153,7 +160,7 @@ impl Stack {
         interface.flush_reply(now_ns, arena);
         match result {
             Ok(()) => interface.counters.handled += 1,
-            Err(reason) => interface.counters.drops.count(reason),
+            Err(reason) => interface.counters.count_drop(reason),
         }
     }
 
@@ -246,7 +253,7 @@ impl Stack {
             }
             Ok(verdict) => self.finish_deferred(now_ns, arena, verdict),
             Err(reason) => {
-                self.interface.counters.drops.count(reason);
+                self.interface.counters.count_drop(reason);
                 self.interface.flush_reply(now_ns, arena);
             }
         }
@@ -332,7 +339,7 @@ impl Stack {
                 // Echo replies and ICMP errors have no socket to notify.
                 let _ = self.handle_icmp_error(now_ns, ReceivedIcmpError::HostUnreachable, &quote);
             }
-            self.interface.counters.transmit_drops.count(DropReason::NeighbourUnreachable);
+            self.interface.counters.count_transmit_drop(DropReason::NeighbourUnreachable);
             arena.free(frame);
         }
     }

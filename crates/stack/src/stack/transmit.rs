@@ -22,6 +22,7 @@ impl Stack {
         let max_tso_bytes = TransmitClasses::max_tso_bytes(config);
         interface.max_tso_bytes = interface.max_tso_bytes.min(max_tso_bytes);
         interface.transmit_classes = Some(Box::new(classes));
+        interface.sends_specially = true;
         Ok(())
     }
 
@@ -29,6 +30,17 @@ impl Stack {
     #[inline]
     pub fn has_transmit_classes(&self) -> bool {
         self.interface.transmit_classes.is_some()
+    }
+
+    /// Has [`Stack::sends_specially`] return true while frames are captured.
+    pub fn set_captured(&mut self, is_captured: bool) {
+        self.interface.sends_specially = is_captured || self.has_transmit_classes();
+    }
+
+    /// True if frames are sent by classes or captured.
+    #[inline]
+    pub fn sends_specially(&self) -> bool {
+        self.interface.sends_specially
     }
 
     /// True if [`Stack::transmit_queue`] may have frames after [`Stack::take_turns`].

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use tidegate_memory::Arena;
+use tidegate_memory::{Arena, probes};
 
 use super::buffers::{BUFFER_BYTES, TcpShared};
 use super::connection::Connection;
@@ -86,6 +86,8 @@ impl TcpTable {
         connection.flags.remove(ConnFlags::IN_ACCEPT_QUEUE);
         connection.flags.remove(ConnFlags::ORPHAN);
         connection.listener = None;
+        let ports = (connection.tuple.local().port(), connection.tuple.remote().port());
+        probes::on_accept(ports.0, ports.1);
         Ok(self.connections.id(index))
     }
 
@@ -606,6 +608,14 @@ impl TcpTable {
             let connection = connection.filter(was_closed)?;
             let local = connection.tuple.local();
             Some((TcpId { index, generation }, local, *connection.options))
+        })
+    }
+
+    /// Implements [`crate::Stack::tcp_sockets`].
+    pub(crate) fn connection_ids(&self) -> impl Iterator<Item = TcpId> {
+        let slots = (0_u32..).zip(self.connections.slots());
+        slots.filter_map(|(index, (generation, connection))| {
+            connection.map(|_| TcpId { index, generation })
         })
     }
 

@@ -383,6 +383,7 @@ pub struct TcpReadiness {
 /// Reason why a peer cannot be reached, as an ICMP error gave it, where error kinds make no
 /// difference (RFC 792, RFC 1122 section 3.2.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum UnreachableReason {
     /// The peer's host does not support TCP; reported as a refused connection.
@@ -409,6 +410,7 @@ pub enum RecoveryPhase {
 
 /// State and measurements of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TcpInfo {
     /// Connection state.
     pub state: TcpState,

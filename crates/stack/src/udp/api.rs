@@ -95,7 +95,7 @@ impl UdpTable {
         self.notify_unbound(&socket);
         let unread = socket.drop_oldest(0, arena) as u64;
         interface.counters.held -= unread;
-        interface.counters.drops.add(DropReason::SocketClosed, unread);
+        interface.counters.count_drops(DropReason::SocketClosed, unread);
     }
 
     /// Implements [`crate::Stack::udp_local_addr`].
@@ -146,7 +146,7 @@ impl UdpTable {
     /// Implements [`crate::Stack::udp_count_as_dropped`].
     pub(crate) fn count_as_dropped(&mut self, interface: &mut Interface, datagrams: u64) {
         interface.counters.delivered -= datagrams;
-        interface.counters.drops.add(DropReason::SocketQueueFull, datagrams);
+        interface.counters.count_drops(DropReason::SocketQueueFull, datagrams);
     }
 
     /// Implements [`crate::Stack::udp_queue_len`].

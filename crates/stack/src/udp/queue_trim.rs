@@ -32,6 +32,6 @@ impl UdpTable {
         let dropped: usize =
             self.sockets_mut().map(|socket| socket.drop_oldest(share, arena)).sum();
         counters.held -= dropped as u64;
-        counters.drops.add(DropReason::SocketQueueFull, dropped as u64);
+        counters.count_drops(DropReason::SocketQueueFull, dropped as u64);
     }
 }

@@ -88,7 +88,7 @@ impl UdpTable {
             };
             match copy {
                 Some(copy) => self.enqueue(interface, arena, copy, to, index),
-                None => interface.counters.drops.count(DropReason::NoBuffer),
+                None => interface.counters.count_drop(DropReason::NoBuffer),
             }
         }
         interface.counters.handled += 1;
@@ -106,11 +106,11 @@ impl UdpTable {
     ) {
         let Some((id, socket)) = self.by_index(index) else {
             debug_assert!(false, "a lookup returned a slot without a socket");
-            interface.counters.drops.count(DropReason::UdpNoSocket);
+            interface.counters.count_drop(DropReason::UdpNoSocket);
             return packet.release(arena);
         };
         if let Err(reason) = socket.check_space(to.payload_len) {
-            interface.counters.drops.count(reason);
+            interface.counters.count_drop(reason);
             return packet.release(arena);
         }
         let datagram = Datagram {

@@ -189,7 +189,7 @@ impl UdpTable {
         let (local, options) = (socket.local, socket.options);
         let path = interface.path(now_ns, arena, remote.ip()).inspect_err(|error| {
             if matches!(error, SendError::NetworkUnreachable(_) | SendError::NoSource(_)) {
-                interface.counters.transmit_drops.count(DropReason::NoRoute);
+                interface.counters.count_transmit_drop(DropReason::NoRoute);
             }
         })?;
         let source = match target.options.from {

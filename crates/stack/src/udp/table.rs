@@ -246,6 +246,13 @@ impl UdpTable {
         self.sockets.slots.iter().map(|slot| (slot.generation, slot.socket.as_ref()))
     }
 
+    /// Handles of all sockets.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = UdpId> {
+        let slots = (0_u32..).zip(self.slots());
+        slots
+            .filter_map(|(index, (generation, socket))| socket.map(|_| UdpId { index, generation }))
+    }
+
     /// Maximum number of sockets.
     pub(super) fn limit(&self) -> usize {
         self.limit

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_device::{Capabilities, DeviceCounters};
+use tidegate_engine::capture::{CaptureRequest, CaptureTap};
 use tidegate_engine::{
     self as engine, Engine, EngineCounters, NetConfig, OpenError, PortClaims, ShardedStacks,
 };
@@ -250,6 +251,24 @@ impl Net {
         let mut core =
             self.lock_embedded().ok_or_else(|| unsupported_when_attached("admission control"))?;
         core.engine.change_admission(config)
+    }
+
+    /// Begins a capture of the frames of an embedded stack, as core `core` of `request`.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] when the stack is in a daemon. Another kind when the memory
+    /// is too small or too many captures run.
+    pub fn start_capture(&self, request: &CaptureRequest, core: usize) -> io::Result<()> {
+        let tap = CaptureTap::new(request, core)?;
+        let mut core = self.lock_embedded().ok_or_else(|| unsupported_when_attached("capture"))?;
+        core.engine.start_capture(tap)
+    }
+
+    /// Ends capture `number`, if it runs.
+    pub fn end_capture(&self, number: u64) {
+        if let Some(mut core) = self.lock_embedded() {
+            core.engine.end_capture(number);
+        }
     }
 
     /// Waits until the own addresses of an embedded stack are known to be unique: at once, or 0.2 s

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 
 use tidegate_device::sharded::{LocalPort, PortSharing};
+use tidegate_engine::capture::CaptureTap;
 use tidegate_engine::{HeldSocket, PortClaim};
 use tidegate_gate::{Settings, admission};
 use tidegate_stack::{ExtractedSockets, OwnAddresses, TcpId};
-use tidegate_wire::DropCounters;
+use tidegate_wire::{DropCounters, Medium};
 
 use crate::daemon::application::Application;
 use crate::daemon::ids::{AppNumber, SocketKey};
@@ -48,6 +49,12 @@ pub(in crate::daemon) enum CoreMessage {
     OwnAddresses(mpsc::Sender<OwnAddresses>),
     /// Return the drops at the device and in the stack.
     Drops(mpsc::Sender<DropCounters>),
+    /// Return the medium of the device.
+    Medium(mpsc::Sender<Medium>),
+    /// Begin a capture.
+    StartCapture(Box<CaptureTap>, mpsc::Sender<io::Result<()>>),
+    /// End the capture with this number.
+    EndCapture(u64, mpsc::Sender<()>),
     /// Move everything to the primary core, then answer with `Gathered`.
     Gather,
     /// A core has moved all it could; `unmoved` applications and sockets remain there, for a reason

@@ -124,6 +124,10 @@ impl SocketReport {
             waiting,
             fill_percent: fill * 100 / QUEUE_FILL_SCALE,
             holders: socket.holders().len(),
+            tcp: match &socket.kind {
+                SocketKind::Stream(stream) => host.engine.stack().tcp_info(stream.id),
+                _ => None,
+            },
         }
     }
 }

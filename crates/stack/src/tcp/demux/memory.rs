@@ -55,7 +55,7 @@ impl TcpTable {
                 continue;
             }
             connection.abort(&mut self.shared, Some(Failure::TimedOut), true);
-            counters.transmit_drops.count(DropReason::TcpStalled);
+            counters.count_transmit_drop(DropReason::TcpStalled);
             self.update(now_ns, entry.id.index);
         }
     }

@@ -219,7 +219,7 @@ impl TcpTable {
                     Some(index),
                 );
             }
-            None => interface.counters.transmit_drops.count(DropReason::NoRoute),
+            None => interface.counters.count_transmit_drop(DropReason::NoRoute),
         }
     }
 
@@ -228,7 +228,7 @@ impl TcpTable {
         for out in replies.drain(..) {
             match interface.path(now_ns, arena, out.tuple.remote_ip()) {
                 Ok(path) => self.send_segment(interface, arena, &path, &out, 0, None),
-                Err(_) => interface.counters.transmit_drops.count(DropReason::NoRoute),
+                Err(_) => interface.counters.count_transmit_drop(DropReason::NoRoute),
             }
         }
         // Keeps the allocation for the next replies.
@@ -247,7 +247,7 @@ impl TcpTable {
         index: Option<u32>,
     ) {
         let Some(mut frame) = arena.alloc() else {
-            return interface.counters.transmit_drops.count(DropReason::NoBuffer);
+            return interface.counters.count_transmit_drop(DropReason::NoBuffer);
         };
         if out.data_bytes > 0 && !arena.set_len(&mut frame, out.data_bytes.into()) {
             debug_assert!(false, "a segment is no larger than a frame");

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
+use tidegate_memory::probes;
 use tidegate_wire::DropReason;
 
 use super::pending::{PendingOutput, Turn};
@@ -393,6 +394,8 @@ impl TcpTable {
         }
         let id = self.connections.id(index);
         if let Some(mut connection) = self.connections.remove(index) {
+            let (local, remote) = (connection.tuple.local(), connection.tuple.remote());
+            probes::on_close(local.port(), remote.port());
             if connection.flags.contains(ConnFlags::REPORT_END) {
                 self.events.push_back(Event::TcpEnded(id));
             }

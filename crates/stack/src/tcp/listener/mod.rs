@@ -163,6 +163,14 @@ impl Listeners {
         Ok(())
     }
 
+    /// Handles of all listeners.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = TcpListenerId> {
+        let slots = (0_u32..).zip(&self.slots);
+        slots.filter_map(|(index, (generation, listener))| {
+            listener.as_ref().map(|_| TcpListenerId { index, generation: *generation })
+        })
+    }
+
     /// Number of slots that were ever used.
     pub(crate) fn slot_count(&self) -> u32 {
         self.slots.len() as u32
