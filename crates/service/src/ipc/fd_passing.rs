@@ -16,7 +16,7 @@ pub const MAX_FDS: usize = 128;
 /// Sends a message with the given descriptors.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidData`] for more than [`MAX_FDS`] descriptors;
+/// [`io::ErrorKind::InvalidData`] for more than `MAX_FDS` descriptors;
 /// [`io::ErrorKind::WriteZero`] if the message was sent in part; errors of `sendmsg`.
 pub fn send_with_fds(
     socket: BorrowedFd<'_>,
@@ -37,7 +37,7 @@ pub fn send_with_fds(
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives a message and up to `max_fds` descriptors, at most [`MAX_FDS`]. A longer message is
+/// Receives a message and up to `max_fds` descriptors, at most `MAX_FDS`. A longer message is
 /// truncated. Returns the number of bytes received and the descriptors.
 ///
 /// # Errors
