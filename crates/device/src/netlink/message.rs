@@ -103,6 +103,7 @@ impl Parseable<[u8]> for LinkMessage {
 
 /// Setting of an interface: the attribute and its number.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(any(feature = "packet", feature = "xdp")), allow(dead_code))]
 pub enum LinkSetting {
     Mtu(u32),
     GroMaxSize(u32),
