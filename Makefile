@@ -28,7 +28,7 @@ install:
 uninstall:
 	@scripts/install uninstall
 
-# Makes Debian packages, in target/package, of a build of their own: the same sources give the same bytes.
+# Makes Debian packages, in target/package, of a build of their own.
 deb:
 	@scripts/setup deb
 	scripts/release-build
