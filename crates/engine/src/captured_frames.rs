@@ -2,7 +2,7 @@
 
 use std::io;
 
-use tidegate_stack::Event;
+use tidegate_memory::Frame;
 use tidegate_wire::DropReason;
 
 use crate::Engine;
@@ -65,11 +65,11 @@ impl Engine {
                     .record_copy(selected, &CaptureRecord { drop_reason, original_bytes, ..empty });
             }
         }
-        let mut single = std::mem::take(&mut captures.single);
+        let waiting = self.stack.waiting_events();
         while let Some(frame) = self.incoming.pop_front() {
             let data = self.arena.bytes(&frame);
             let (selected, original_bytes) = (captures.copy_selected(data), data.len());
-            let dropped = self.stack.handle_observed(now_ns, frame, &mut single, &mut self.arena);
+            let dropped = self.stack.handle_observed(now_ns, frame, &mut self.arena);
             if selected != 0 {
                 let done_ns = self.clock.monotonic_ns(self.clock.now_ns());
                 let drop_reason = dropped.map(number_of);
@@ -77,8 +77,14 @@ impl Engine {
                 captures.record_copy(selected, &record);
             }
         }
-        captures.single = single;
-        self.stack.finish_observed(now_ns, &mut self.arena);
+        // The burst is empty: this sends what the frames have caused.
+        self.stack.handle_burst(now_ns, &mut self.incoming, &mut self.arena);
+        if captures.taps.iter().any(|tap| tap.notifications) {
+            let time_ns = self.clock.monotonic_ns(self.clock.now_ns());
+            for event in self.stack.events_since(waiting) {
+                captures.record_event(time_ns, &self.stack, event);
+            }
+        }
         captures.publish();
         self.captures = Some(captures);
     }
@@ -117,44 +123,9 @@ impl Engine {
         outcome.map(drop)
     }
 
-    /// Records that the program of a socket is notified.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn record_notified(&mut self, event: Event) {
-        let Some(captures) = &mut self.captures else { return };
-        if !captures.taps.iter().any(|tap| tap.notifications) {
-            return;
-        }
-        let stack = &self.stack;
-        let (protocol, local, peer) = match event {
-            Event::UdpReadable(id) => ("udp", stack.udp_local_addr(id), stack.udp_peer_addr(id)),
-            Event::TcpReadable(id) => ("tcp", stack.tcp_local_addr(id), stack.tcp_peer_addr(id)),
-            Event::TcpAcceptable(id) => ("tcp", stack.tcp_listener_addr(id), None),
-            _ => return,
-        };
-        let Some(local) = local else { return };
-        let text = match peer {
-            Some(peer) => format!("{protocol} {local} {peer}"),
-            None => format!("{protocol} {local}"),
-        };
-        let time_ns = self.clock.monotonic_ns(self.clock.now_ns());
-        for tap in captures.taps.iter_mut().filter(|tap| tap.notifications) {
-            tap.record(&CaptureRecord {
-                time_ns,
-                done_ns: time_ns,
-                direction: CaptureDirection::Notified,
-                drop_reason: None,
-                original_bytes: text.len(),
-                lost: 0,
-                data: text.as_bytes(),
-            });
-        }
-        captures.publish();
-    }
-
     /// Records a frame that is dropped before the stack.
     #[cold]
-    pub(crate) fn record_dropped(&mut self, frame: &tidegate_memory::Frame, reason: DropReason) {
+    pub(crate) fn record_dropped(&mut self, frame: &Frame, reason: DropReason) {
         let Some(captures) = &mut self.captures else { return };
         let data = self.arena.bytes(frame);
         let (selected, original_bytes) = (captures.copy_selected(data), data.len());

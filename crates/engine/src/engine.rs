@@ -466,12 +466,7 @@ impl Engine {
                     Role::None => {}
                 },
                 Event::TcpEnded(id) => self.ended.push(id),
-                event => {
-                    if self.receives_specially {
-                        self.record_notified(event);
-                    }
-                    return Some(event);
-                }
+                event => return Some(event),
             }
         }
     }

@@ -10,9 +10,9 @@ mod ring;
 use std::io;
 use std::sync::Arc;
 
-use tidegate_device::Burst;
 use tidegate_device::tx_copies::TxCopies;
 use tidegate_memory::shared::Region;
+use tidegate_stack::{Event, Stack};
 
 pub use filter::{CaptureFilter, FilterError, FilterInstruction, MAX_FILTER_INSTRUCTIONS};
 pub use ring::{
@@ -84,7 +84,6 @@ pub(crate) struct Captures {
     pub(crate) taps: Vec<CaptureTap>,
     /// Copy of the frame that the stack processes.
     copy: Vec<u8>,
-    pub(crate) single: Burst,
     pub(crate) tx_copies: TxCopies,
 }
 
@@ -108,6 +107,32 @@ impl Captures {
             if selected & (1 << at) != 0 {
                 tap.record(&record);
             }
+        }
+    }
+
+    /// Records that the program of a socket is notified of an event.
+    pub(crate) fn record_event(&mut self, time_ns: u64, stack: &Stack, event: Event) {
+        let (protocol, local, peer) = match event {
+            Event::UdpReadable(id) => ("udp", stack.udp_local_addr(id), stack.udp_peer_addr(id)),
+            Event::TcpReadable(id) => ("tcp", stack.tcp_local_addr(id), stack.tcp_peer_addr(id)),
+            Event::TcpAcceptable(id) => ("tcp", stack.tcp_listener_addr(id), None),
+            _ => return,
+        };
+        let Some(local) = local else { return };
+        let text = match peer {
+            Some(peer) => format!("{protocol} {local} {peer}"),
+            None => format!("{protocol} {local}"),
+        };
+        for tap in self.taps.iter_mut().filter(|tap| tap.notifications) {
+            tap.record(&CaptureRecord {
+                time_ns,
+                done_ns: time_ns,
+                direction: CaptureDirection::Notified,
+                drop_reason: None,
+                original_bytes: text.len(),
+                lost: 0,
+                data: text.as_bytes(),
+            });
         }
     }
 

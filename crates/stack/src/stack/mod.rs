@@ -70,12 +70,6 @@ impl Stack {
     /// Processes all frames of a burst like [`Stack::handle_frame`].
     #[inline]
     pub fn handle_burst(&mut self, now_ns: u64, burst: &mut Fifo<Frame>, arena: &mut Arena) {
-        self.handle_frames(now_ns, burst, arena);
-        self.finish_input(now_ns, arena);
-    }
-
-    #[inline(always)]
-    fn handle_frames(&mut self, now_ns: u64, burst: &mut Fifo<Frame>, arena: &mut Arena) {
         self.interface.counters.received += burst.len() as u64;
         while let Some(first) = burst.front() {
             if may_be_plain_tcp(arena.bytes(first)) {
@@ -90,6 +84,7 @@ impl Stack {
             let Some(frame) = burst.pop_front() else { break };
             self.handle_padded_or_slow(now_ns, frame, arena);
         }
+        self.finish_input(now_ns, arena);
     }
 
     #[inline]

@@ -1,33 +1,48 @@
 //! Frame input one frame at a time, for a capture that records what became of each.
 
-use tidegate_memory::{Arena, Fifo, Frame};
+use std::iter::zip;
+
+use tidegate_memory::{Arena, Frame};
 use tidegate_wire::DropReason;
 
 use super::Stack;
+use crate::Event;
+use crate::fast_path::may_be_plain_tcp;
 
 impl Stack {
-    /// Processes one received frame like [`Stack::handle_burst`], but leaves the output to
-    /// [`Stack::finish_observed`]. Returns the reason if the frame was dropped. `burst` must be
-    /// empty, and is empty afterwards.
+    /// Processes a received frame like [`Stack::handle_frame`], but leaves the output to the next
+    /// [`Stack::handle_burst`], of an empty burst too. Returns the reason if the frame was dropped.
+    #[cold]
+    #[inline(never)]
     pub fn handle_observed(
         &mut self,
         now_ns: u64,
         frame: Frame,
-        burst: &mut Fifo<Frame>,
         arena: &mut Arena,
     ) -> Option<DropReason> {
         let before = self.interface.counters.drops.clone();
-        burst.push_back(frame);
-        self.handle_frames(now_ns, burst, arena);
-        let drops = self.interface.counters.drops.iter();
-        drops
-            .zip(before.iter())
-            .find(|(after, before)| after.1 != before.1)
-            .map(|(after, _)| after.0)
+        self.interface.counters.received += 1;
+        let Self { interface, tcp, .. } = self;
+        let frame = match may_be_plain_tcp(arena.bytes(&frame)) {
+            true => tcp.handle_plain(interface, now_ns, frame, arena),
+            false => Some(frame),
+        };
+        if let Some(frame) = frame {
+            self.handle_padded_or_slow(now_ns, frame, arena);
+        }
+        let drops = zip(self.interface.counters.drops.iter(), before.iter());
+        let mut changed = drops.filter(|(after, before)| after.1 != before.1);
+        changed.next().map(|(after, _)| after.0)
     }
 
-    /// Sends what the frames since the last call have caused.
-    pub fn finish_observed(&mut self, now_ns: u64, arena: &mut Arena) {
-        self.finish_input(now_ns, arena);
+    /// Numbers of waiting events, for [`Stack::events_since`].
+    pub fn waiting_events(&self) -> [usize; 2] {
+        [self.interface.events.len(), self.tcp.events.len()]
+    }
+
+    /// Events that were queued since [`Stack::waiting_events`], if none was polled meanwhile.
+    pub fn events_since(&self, [of_interface, of_tcp]: [usize; 2]) -> impl Iterator<Item = Event> {
+        let of_interface = self.interface.events.iter().skip(of_interface);
+        of_interface.chain(self.tcp.events.iter().skip(of_tcp)).copied()
     }
 }

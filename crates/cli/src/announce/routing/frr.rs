@@ -89,7 +89,6 @@ pub(super) fn example() -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -98,8 +97,12 @@ mod tests {
         let path = folder.join("vtysh");
         let log = folder.join("log").display().to_string();
         let script = format!("#!/bin/sh\necho \"$*\" >> {log}\necho '{text}'\nexit {status}\n");
-        fs::write(&path, script).unwrap();
-        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        let source = folder.join("script");
+        fs::write(&source, script).unwrap();
+        // Written by another process: a child of another test could hold our descriptor open for
+        // writing, and the kernel runs no such file.
+        let install = Command::new("install").args(["-m", "755"]).arg(&source).arg(&path).status();
+        assert!(install.unwrap().success());
         path
     }
 
