@@ -188,7 +188,9 @@ impl Admitter {
     fn learn(&mut self, frame: &[u8], serves_udp_port: &dyn Fn(u16) -> bool) {
         let meta = PacketMeta::parse(self.medium, frame);
         let is_udp = meta.kind == PacketKind::Ip(Protocol::UDP);
-        if is_udp && meta.destination_port.is_some_and(serves_udp_port) {
+        let is_served = is_udp && meta.destination_port.is_some_and(serves_udp_port);
+        // The sockets and handshakes of secondary cores are not known here.
+        if is_served || self.secondary_cores.is_some() {
             self.admission.learn(&meta);
         } else {
             self.admission.refresh(&meta);

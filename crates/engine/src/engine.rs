@@ -363,9 +363,8 @@ impl Engine {
         let (device, arena, incoming) = (&mut *self.device, &mut self.arena, &mut self.incoming);
         let frames = match &mut self.admission {
             Role::Leader(admitter) => {
-                // Sockets of other cores are not in this stack.
-                let (stack, is_alone) = (&self.stack, admitter.secondary_cores().is_none());
-                let serves_port = |port: u16| !is_alone || stack.udp_has_port(port);
+                let stack = &self.stack;
+                let serves_port = |port: u16| stack.udp_has_port(port);
                 admitter.receive(self.now_ns, device, arena, incoming, max, &serves_port)?
             }
             _ => device.receive(arena, incoming, max)?,
