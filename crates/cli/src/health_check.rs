@@ -233,6 +233,23 @@ fn time_left(began: Instant, timeout: Duration) -> io::Result<Duration> {
     left.ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
+/// Receives datagrams with `receive`, which gets the time left, until one is the reply.
+fn receive_reply(
+    began: Instant,
+    timeout: Duration,
+    is_reply: &dyn Fn(&[u8]) -> bool,
+    mut receive: impl FnMut(&mut [u8], Duration) -> io::Result<usize>,
+) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; MAX_REPLY_BYTES];
+    loop {
+        let bytes = receive(&mut buffer, time_left(began, timeout)?)?;
+        if is_reply(&buffer[..bytes]) {
+            buffer.truncate(bytes);
+            return Ok(buffer);
+        }
+    }
+}
+
 /// Reads with `read`, which gets the time left, until `is_complete` or the end of the stream.
 fn read_until(
     began: Instant,
@@ -266,14 +283,10 @@ impl CheckTransport for KernelTransport {
         let socket = std::net::UdpSocket::bind(any_address(server))?;
         socket.connect(server)?;
         socket.send(request)?;
-        let mut reply = vec![0; MAX_REPLY_BYTES];
-        loop {
-            socket.set_read_timeout(Some(time_left(began, timeout)?))?;
-            let bytes = socket.recv(&mut reply)?;
-            if is_reply(&reply[..bytes]) {
-                return Ok(reply[..bytes].to_vec());
-            }
-        }
+        receive_reply(began, timeout, is_reply, |buffer, left| {
+            socket.set_read_timeout(Some(left))?;
+            socket.recv(buffer)
+        })
     }
 
     fn exchange_stream(
@@ -315,14 +328,10 @@ impl CheckTransport for Net {
         let socket = tidegate::UdpSocket::bind_one_family(self, any_address(server))?;
         socket.connect(server)?;
         socket.send(request)?;
-        let mut reply = vec![0; MAX_REPLY_BYTES];
-        loop {
-            socket.set_read_timeout(Some(time_left(began, timeout)?))?;
-            let bytes = socket.recv(&mut reply)?;
-            if is_reply(&reply[..bytes]) {
-                return Ok(reply[..bytes].to_vec());
-            }
-        }
+        receive_reply(began, timeout, is_reply, |buffer, left| {
+            socket.set_read_timeout(Some(left))?;
+            socket.recv(buffer)
+        })
     }
 
     fn exchange_stream(

@@ -210,6 +210,7 @@ impl Engine {
         for follower in followers {
             follower.admission =
                 Role::Follower { leader: Arc::clone(&secondary_cores), next_report_ns: 0 };
+            follower.update_special_ways();
             follower.stack.report_confirmed_peers();
         }
     }

@@ -198,20 +198,29 @@ enum StreamState {
     Lost(Instant),
 }
 
+impl StreamState {
+    fn open(path: &Path) -> io::Result<Self> {
+        FrameStream::open(path).map(|stream| Self::Open(BufWriter::new(stream)))
+    }
+
+    fn lost() -> Self {
+        Self::Lost(Instant::now() + RETRY_INTERVAL)
+    }
+}
+
 impl Output {
     fn open(path: &Path) -> io::Result<Self> {
-        let stream = StreamState::Open(BufWriter::new(FrameStream::open(path)?));
         Ok(Self {
             path: path.to_owned(),
-            stream: Arc::new(Mutex::new(stream)),
+            stream: Arc::new(Mutex::new(StreamState::open(path)?)),
             lost: Arc::default(),
             is_loss_known: Arc::default(),
         })
     }
 
     fn reopen(&self) -> io::Result<()> {
-        let stream = FrameStream::open(&self.path)?;
-        *self.lock() = StreamState::Open(BufWriter::new(stream));
+        let stream = StreamState::open(&self.path)?;
+        *self.lock() = stream;
         Ok(())
     }
 
@@ -224,10 +233,8 @@ impl Output {
         if let StreamState::Lost(retry_at) = *state
             && Instant::now() >= retry_at
         {
-            *state = match FrameStream::open(&self.path) {
-                Ok(stream) => StreamState::Open(BufWriter::new(stream)),
-                Err(_) => StreamState::Lost(Instant::now() + RETRY_INTERVAL),
-            };
+            let opened = StreamState::open(&self.path);
+            *state = opened.unwrap_or_else(|_| StreamState::lost());
         }
         let StreamState::Open(stream) = &mut *state else { return false };
         match step(stream) {
@@ -242,7 +249,7 @@ impl Output {
                         self.path.display()
                     );
                 }
-                *state = StreamState::Lost(Instant::now() + RETRY_INTERVAL);
+                *state = StreamState::lost();
                 false
             }
         }

@@ -113,10 +113,21 @@ impl CaptureLayout {
         let start = self.cores * CORE_WORDS * WORD_BYTES + core * self.ring_bytes;
         ByteRange::new(memory, start, self.ring_bytes)
     }
-}
 
-fn too_small() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the shared memory of the capture is too small")
+    /// Indices, counters and bytes of a core.
+    fn parts(
+        &self,
+        memory: &Arc<Region>,
+        core: usize,
+    ) -> io::Result<(WordRange, WordRange, ByteRange)> {
+        let indices = self.indices(memory, core);
+        let parts = indices.zip(self.counters(memory, core)).zip(self.bytes(memory, core));
+        let ((indices, counters), bytes) = parts.ok_or_else(|| {
+            let message = "the shared memory of the capture is too small";
+            io::Error::new(io::ErrorKind::InvalidData, message)
+        })?;
+        Ok((indices, counters, bytes))
+    }
 }
 
 /// Writing end of the ring of one core.
@@ -135,13 +146,7 @@ impl CaptureWriter {
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] when the memory is too small.
     pub fn new(layout: CaptureLayout, memory: &Arc<Region>, core: usize) -> io::Result<Self> {
-        let (Some(indices), Some(counters), Some(bytes)) = (
-            layout.indices(memory, core),
-            layout.counters(memory, core),
-            layout.bytes(memory, core),
-        ) else {
-            return Err(too_small());
-        };
+        let (indices, counters, bytes) = layout.parts(memory, core)?;
         let ring = ByteSender::new(indices, bytes).map_err(io::Error::other)?;
         Ok(Self { ring, counters, selected: 0, lost: 0, lost_since: 0 })
     }
@@ -217,13 +222,7 @@ impl CaptureReader {
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] when the memory is too small.
     pub fn new(layout: CaptureLayout, memory: &Arc<Region>, core: usize) -> io::Result<Self> {
-        let (Some(indices), Some(counters), Some(bytes)) = (
-            layout.indices(memory, core),
-            layout.counters(memory, core),
-            layout.bytes(memory, core),
-        ) else {
-            return Err(too_small());
-        };
+        let (indices, counters, bytes) = layout.parts(memory, core)?;
         let ring = ByteReceiver::new(indices, bytes).map_err(io::Error::other)?;
         Ok(Self { ring, counters, data: Vec::new() })
     }

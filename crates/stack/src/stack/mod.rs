@@ -55,6 +55,12 @@ impl Stack {
     /// Processes a received frame: consumes it, answers it, queues it for a socket, or drops it for
     /// a counted reason. [`Stack::handle_burst`] costs less per frame.
     pub fn handle_frame(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
+        self.handle_alone(now_ns, frame, arena);
+        self.finish_input(now_ns, arena);
+    }
+
+    /// Processes a frame outside of a burst, without the output.
+    fn handle_alone(&mut self, now_ns: u64, frame: Frame, arena: &mut Arena) {
         self.interface.counters.received += 1;
         let Self { interface, tcp, .. } = self;
         let frame = match may_be_plain_tcp(arena.bytes(&frame)) {
@@ -64,7 +70,6 @@ impl Stack {
         if let Some(frame) = frame {
             self.handle_padded_or_slow(now_ns, frame, arena);
         }
-        self.finish_input(now_ns, arena);
     }
 
     /// Processes all frames of a burst like [`Stack::handle_frame`].

@@ -7,7 +7,6 @@ use tidegate_wire::DropReason;
 
 use super::Stack;
 use crate::Event;
-use crate::fast_path::may_be_plain_tcp;
 
 impl Stack {
     /// Processes a received frame like [`Stack::handle_frame`], but leaves the output to the next
@@ -21,15 +20,7 @@ impl Stack {
         arena: &mut Arena,
     ) -> Option<DropReason> {
         let before = self.interface.counters.drops.clone();
-        self.interface.counters.received += 1;
-        let Self { interface, tcp, .. } = self;
-        let frame = match may_be_plain_tcp(arena.bytes(&frame)) {
-            true => tcp.handle_plain(interface, now_ns, frame, arena),
-            false => Some(frame),
-        };
-        if let Some(frame) = frame {
-            self.handle_padded_or_slow(now_ns, frame, arena);
-        }
+        self.handle_alone(now_ns, frame, arena);
         let drops = zip(self.interface.counters.drops.iter(), before.iter());
         let mut changed = drops.filter(|(after, before)| after.1 != before.1);
         changed.next().map(|(after, _)| after.0)
