@@ -9,12 +9,13 @@ use tidegate_device::admission::{self as early, ClassCounts, EarlyDrop};
 use tidegate_device::{Burst, Device, Medium};
 use tidegate_gate::admission::{
     Admission, AdmissionVerdict, ClassCounters, ClassLimit, CompiledRule, Config, ConfigError,
-    Limits, PacketKind, PacketMeta, PacketRate, Pressure, RateLimit, SourceId,
+    Limits, PacketMeta, PacketRate, Pressure, RateLimit, SourceId,
 };
 use tidegate_memory::{Arena, Frame};
-use tidegate_wire::{DropCounters, DropReason, Protocol};
+use tidegate_wire::{DropCounters, DropReason};
 
 use crate::pressure::{EarlyDropWork, SecondaryCores};
+use crate::source_sample::{SampledSource, sample_sources};
 
 /// Error of setting up admission control.
 #[derive(Debug, thiserror::Error)]
@@ -27,13 +28,6 @@ pub enum AdmissionError {
     #[error("the device rejects the admission classes: {0}")]
     Device(#[from] io::Error),
 }
-
-/// Sampling interval, in frames of a burst: without overload, admission learns sources from the
-/// first frame of a burst and from each 16th after it.
-///
-/// Only datagrams to a port that is served make their source known. A TCP peer is known once it
-/// completes a handshake: the sources of a flood below the overload must not become usual ones.
-const SAMPLE_INTERVAL_FRAMES: usize = 16;
 
 /// Admission control in front of a stack.
 ///
@@ -61,8 +55,8 @@ pub(crate) enum Role {
     None,
     /// The engine decides which frames are admitted, also for its followers.
     Leader(Box<Admitter>),
-    /// The engine reports its load and its confirmed peers to the leader.
-    Follower { leader: Arc<SecondaryCores>, next_report_ns: u64 },
+    /// The engine reports its load, its confirmed peers and its sources to the leader.
+    Follower { leader: Arc<SecondaryCores>, medium: Medium, next_report_ns: u64 },
 }
 
 impl Admitter {
@@ -159,9 +153,8 @@ impl Admitter {
         serves_udp_port: &dyn Fn(u16) -> bool,
     ) {
         if !self.admission.is_limiting() {
-            for frame in burst.iter().step_by(SAMPLE_INTERVAL_FRAMES) {
-                self.learn(arena.bytes(frame), serves_udp_port);
-            }
+            let sampled = sample_sources(self.medium, arena, burst, serves_udp_port);
+            sampled.for_each(|source| learn(&mut self.admission, source));
             return;
         }
         if self.device_drops_early {
@@ -182,18 +175,6 @@ impl Admitter {
                     }
                 }
             }
-        }
-    }
-
-    fn learn(&mut self, frame: &[u8], serves_udp_port: &dyn Fn(u16) -> bool) {
-        let meta = PacketMeta::parse(self.medium, frame);
-        let is_udp = meta.kind == PacketKind::Ip(Protocol::UDP);
-        let is_served = is_udp && meta.destination_port.is_some_and(serves_udp_port);
-        // The sockets and handshakes of secondary cores are not known here.
-        if is_served || self.secondary_cores.is_some() {
-            self.admission.learn(&meta);
-        } else {
-            self.admission.refresh(&meta);
         }
     }
 
@@ -220,10 +201,16 @@ impl Admitter {
             for peer in secondary_cores.take_confirmed() {
                 self.admission.confirm(SourceId::from_address(peer));
             }
+            for source in secondary_cores.take_sampled() {
+                learn(&mut self.admission, source);
+            }
         }
         match device.early_drop().filter(|_| self.device_drops_early) {
             Some(device) => update_limits(&mut self.admission, now_ns, &pressure, device)?,
             None => _ = self.admission.on_period(now_ns, &pressure),
+        }
+        if let Some(secondary_cores) = &self.secondary_cores {
+            secondary_cores.set_limiting(self.admission.is_limiting());
         }
         Ok(())
     }
@@ -257,6 +244,15 @@ impl Admitter {
     /// Frames dropped here. Frames dropped by the device are in the counters of the device.
     pub fn drops(&self) -> &DropCounters {
         &self.drops
+    }
+}
+
+/// Makes the source of a served datagram known, and keeps any other known one known.
+fn learn(admission: &mut Admission, sampled: SampledSource) {
+    if sampled.is_served {
+        admission.learn_source(sampled.source);
+    } else {
+        admission.refresh_source(sampled.source);
     }
 }
 
@@ -366,6 +362,8 @@ fn device_rate(rate: RateLimit) -> early::RateLimit {
 
 #[cfg(test)]
 mod tests {
+    use tidegate_memory::ArenaConfig;
+
     use super::*;
 
     /// Device that records the configuration it receives.
@@ -422,11 +420,16 @@ mod tests {
             keeps_refused: false,
             refused: Vec::new(),
         };
+        let config = ArenaConfig { frames: 1, hugepages: false, ..ArenaConfig::default() };
+        let (mut arena, mut burst) = (Arena::new(config).unwrap(), Burst::new());
         let source = |n| SourceId::from_address([192, 0, 2, n].into());
         let mut now_ns = 0;
         for _ in 0..3 {
             for (protocol, source, port) in [(UDP, 1, 53), (UDP, 2, 54), (TCP, 3, 53)] {
-                admitter.learn(&packet(protocol, source, port), &|port| port == 53);
+                let frame = arena.alloc_from(&packet(protocol, source, port)).unwrap();
+                burst.push_back(frame);
+                admitter.on_burst(now_ns, &mut arena, &mut burst, &|port| port == 53);
+                arena.free(burst.pop_front().unwrap());
             }
             for _ in 0..201 {
                 now_ns += Config::PERIOD_NS;

@@ -15,6 +15,7 @@ use crate::admission::{AdmissionError, Admitter, Role, is_due};
 use crate::capture::{CaptureDirection, Captures};
 use crate::placement::EngineNodes;
 use crate::pressure::{PressureMeter, SecondaryCores};
+use crate::source_sample::sample_sources;
 use crate::{
     AddressReservations, Clock, CpuContention, IdleConfig, IdleGovernor, IdleStep, KernelNeighbours,
 };
@@ -208,8 +209,9 @@ impl Engine {
         let secondary_cores = Arc::new(SecondaryCores::default());
         admitter.attach_secondary_cores(Arc::clone(&secondary_cores));
         for follower in followers {
-            follower.admission =
-                Role::Follower { leader: Arc::clone(&secondary_cores), next_report_ns: 0 };
+            let leader = Arc::clone(&secondary_cores);
+            let medium = follower.device.capabilities().medium;
+            follower.admission = Role::Follower { leader, medium, next_report_ns: 0 };
             follower.update_special_ways();
             follower.stack.report_confirmed_peers();
         }
@@ -362,13 +364,18 @@ impl Engine {
     #[inline(never)]
     fn receive_specially(&mut self, max: usize) -> io::Result<usize> {
         let (device, arena, incoming) = (&mut *self.device, &mut self.arena, &mut self.incoming);
+        let stack = &self.stack;
+        let serves_port = |port: u16| stack.udp_has_port(port);
         let frames = match &mut self.admission {
             Role::Leader(admitter) => {
-                let stack = &self.stack;
-                let serves_port = |port: u16| stack.udp_has_port(port);
                 admitter.receive(self.now_ns, device, arena, incoming, max, &serves_port)?
             }
-            _ => device.receive(arena, incoming, max)?,
+            Role::Follower { leader, medium, .. } => {
+                let frames = device.receive(arena, incoming, max)?;
+                leader.sample(|| sample_sources(*medium, arena, incoming, &serves_port));
+                frames
+            }
+            Role::None => device.receive(arena, incoming, max)?,
         };
         self.handle_captured(CaptureDirection::Received);
         Ok(frames)
@@ -377,7 +384,7 @@ impl Engine {
     /// Updates whether frames are received and sent the plain way.
     pub(crate) fn update_special_ways(&mut self) {
         let is_captured = self.captures.is_some();
-        self.receives_specially = is_captured || matches!(self.admission, Role::Leader(_));
+        self.receives_specially = is_captured || !matches!(self.admission, Role::None);
         self.stack.set_captured(is_captured);
         if let Role::Leader(admitter) = &mut self.admission {
             admitter.keep_refused(is_captured);
@@ -395,7 +402,9 @@ impl Engine {
     fn update_admission(&mut self) -> io::Result<()> {
         let admitter = match &mut self.admission {
             Role::Leader(admitter) if admitter.is_due(self.now_ns) => admitter,
-            Role::Follower { leader, next_report_ns } if is_due(self.now_ns, *next_report_ns) => {
+            Role::Follower { leader, next_report_ns, .. }
+                if is_due(self.now_ns, *next_report_ns) =>
+            {
                 *next_report_ns = self.now_ns.saturating_add(Config::PERIOD_NS);
                 leader.report(&self.pressure.take(self.stack.counters(), None));
                 return Ok(());

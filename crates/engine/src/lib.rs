@@ -38,6 +38,7 @@ mod pressure;
 mod priority;
 mod reconfigure;
 mod sharded;
+mod source_sample;
 mod sys;
 
 pub use address_reservation::{AddressHolder, AddressReservations, ReservationError};

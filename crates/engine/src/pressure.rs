@@ -1,12 +1,14 @@
 //! Load measurements of an engine, as input of admission control.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use tidegate_gate::admission::{BacklogMeter, Pressure};
 use tidegate_stack::Counters;
 use tidegate_wire::DropReason;
+
+use crate::source_sample::SampledSource;
 
 /// Work of a device that drops early, since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,11 +97,12 @@ impl EarlyDropWork {
     }
 }
 
-/// Maximum number of confirmed peers between two periods. Further peers are confirmed by a
-/// later handshake.
-const MAX_CONFIRMED_PEERS: usize = 4096;
+/// Maximum number of confirmed peers, and of sampled sources, between two periods. Further ones
+/// are reported by a later handshake or frame.
+const MAX_REPORTED_SOURCES: usize = 4096;
 
-/// Load reports of the secondary cores to the primary core, which alone decides admission.
+/// Reports of the secondary cores, of load and of sources, to the primary core, which alone decides
+/// admission.
 #[derive(Debug, Default)]
 pub(crate) struct SecondaryCores {
     served: AtomicU64,
@@ -107,6 +110,9 @@ pub(crate) struct SecondaryCores {
     max_level_percent: AtomicU32,
     max_backlog_percent: AtomicU32,
     confirmed: Mutex<Vec<IpAddr>>,
+    sampled: Mutex<Vec<SampledSource>>,
+    /// Limits are in force: no source becomes known.
+    is_limiting: AtomicBool,
 }
 
 impl SecondaryCores {
@@ -122,9 +128,26 @@ impl SecondaryCores {
     /// address.
     pub(crate) fn confirm(&self, peer: IpAddr) {
         let mut confirmed = self.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
-        if confirmed.len() < MAX_CONFIRMED_PEERS {
+        if confirmed.len() < MAX_REPORTED_SOURCES {
             confirmed.push(peer);
         }
+    }
+
+    /// Adds the sources that `sample` returns, unless limits are in force. Loses them if another core
+    /// holds the list.
+    pub(crate) fn sample<I: Iterator<Item = SampledSource>>(&self, sample: impl FnOnce() -> I) {
+        if self.is_limiting.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Ok(mut sampled) = self.sampled.try_lock() {
+            let space = MAX_REPORTED_SOURCES.saturating_sub(sampled.len());
+            sampled.extend(sample().take(space));
+        }
+    }
+
+    /// Says whether limits are in force.
+    pub(crate) fn set_limiting(&self, is_limiting: bool) {
+        self.is_limiting.store(is_limiting, Ordering::Relaxed);
     }
 
     /// Adds the reports of all cores since the last call to `pressure`.
@@ -140,6 +163,11 @@ impl SecondaryCores {
     /// Returns the peers confirmed since the last call.
     pub(crate) fn take_confirmed(&self) -> Vec<IpAddr> {
         std::mem::take(&mut self.confirmed.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the sources sampled since the last call.
+    pub(crate) fn take_sampled(&self) -> Vec<SampledSource> {
+        std::mem::take(&mut self.sampled.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

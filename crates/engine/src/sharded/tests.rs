@@ -114,7 +114,10 @@ impl AdmissionTestbed {
         // No core pauses receiving.
         let gate = tidegate_gate::Config::default().feedback(false);
         let near = net(near, own).gate(Settings::new(gate).unwrap());
-        let ShardedStacks { stacks, .. } = open_sharded(near.admission(admission), 2).unwrap();
+        let ShardedStacks { stacks, flow_steering } =
+            open_sharded(near.admission(admission), 2).unwrap();
+        // Only active cores get the answers of neighbour discovery.
+        flow_steering.as_ref().unwrap().set_active(1);
         let (engines, claims): (Vec<_>, Vec<_>) = stacks.into_iter().unzip();
         let [primary, secondary] = <[_; 2]>::try_from(engines).ok().unwrap();
         let [_, claims] = <[_; 2]>::try_from(claims).ok().unwrap();
@@ -273,6 +276,27 @@ fn primary_core_admits_for_all_cores() {
         let extra = (testbed.refused_frames() + testbed.forwarded_frames() - forwarded_before)
             .checked_sub(sent);
         assert!(matches!(extra, Some(0..=8)), "{extra:?} of {sent}");
+    }
+}
+
+/// Who asks a socket of a secondary core becomes known, who sends elsewhere does not.
+#[test]
+fn primary_core_learns_who_asks_another_core() {
+    for (own, peers) in address_sets() {
+        let config = admission::Config::default().learning_period_ms(10);
+        let mut testbed = AdmissionTestbed::new(own, &peers, config);
+        testbed.bind_secondary(53);
+        let [asking, other] = [0, 1].map(|n| testbed.bind_client(&peers[n]));
+        let [asking_source, other_source] = [0, 1]
+            .map(|n: usize| SourceId::from_address(peers[n].parse::<IpCidr>().unwrap().address()));
+        while !testbed.admission().known_sources().contains(asking_source) {
+            testbed.send(other, 54);
+            testbed.send(asking, 53);
+            testbed.poll();
+        }
+        // Peers of one IPv6 prefix count as one source.
+        let is_known = testbed.admission().known_sources().contains(other_source);
+        assert_eq!(is_known, other_source == asking_source);
     }
 }
 

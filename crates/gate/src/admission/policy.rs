@@ -243,10 +243,9 @@ impl Admission {
         }
     }
 
-    /// Keeps the source of a packet known if it is. Does nothing while limits are in force.
+    /// Keeps a source known if it is. Does nothing while limits are in force.
     #[inline]
-    pub fn refresh(&mut self, meta: &PacketMeta) {
-        let source = meta.source_id();
+    pub fn refresh_source(&mut self, source: SourceId) {
         if !self.limiting && source != SourceId::NONE {
             self.known_sources.refresh(source);
         }
