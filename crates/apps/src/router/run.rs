@@ -53,10 +53,14 @@ pub fn run(forwarder: &mut Forwarder, priorities: Priorities, stop: &AtomicBool)
     if mode.has_input_queue() {
         return run_with_input_queue(forwarder, priorities, stop);
     }
+    let mut idle = IdleConfig::default();
     if let Some(priority) = priorities.protocol {
         sys::set_real_time_priority(priority)?;
+        // A thread that never sleeps is stopped by the scheduler for 50 ms of each second, since
+        // Linux keeps 5 % for threads of ordinary priority, and packets are lost meanwhile.
+        idle = idle.spin_ns(0).pause_ns(0).max_gap_ns(0).max_linger_ns(0);
     }
-    PollLoop::new(forwarder)?.run(stop)
+    PollLoop::new(forwarder, idle)?.run(stop)
 }
 
 /// Poll loop of the modes without an input queue.
@@ -72,9 +76,9 @@ struct PollLoop<'a> {
 }
 
 impl<'a> PollLoop<'a> {
-    fn new(forwarder: &'a mut Forwarder) -> io::Result<Self> {
+    fn new(forwarder: &'a mut Forwarder, idle: IdleConfig) -> io::Result<Self> {
         let device_fds = forwarder.device_fds()?;
-        let idle_governor = IdleGovernor::new(IdleConfig::default(), forwarder.read_clock());
+        let idle_governor = IdleGovernor::new(idle, forwarder.read_clock());
         let has_share = forwarder.gate().has_cpu_share();
         let idle_detector = has_share.then(IdleDetector::start).transpose()?;
         let charged_ns = thread_cpu_ns();
