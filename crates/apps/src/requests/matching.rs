@@ -103,14 +103,14 @@ impl Rule {
 }
 
 /// True if `path` is `prefix` or below: `/shop` has `/shop/cart` below, but not `/shopping`.
-fn is_below(path: &[u8], prefix: &[u8]) -> bool {
+pub(super) fn is_below(path: &[u8], prefix: &[u8]) -> bool {
     path.strip_prefix(prefix).is_some_and(|rest| {
         rest.is_empty() || rest[0] == b'/' || prefix.last().is_none_or(|&last| last == b'/')
     })
 }
 
 /// True if the name is `domain` or below. Both are in wire format.
-fn is_in_domain(name: &[u8], domain: &[u8]) -> bool {
+pub(super) fn is_in_domain(name: &[u8], domain: &[u8]) -> bool {
     let Some(start) = name.len().checked_sub(domain.len()) else { return false };
     // Length octets are below the letters, so they compare as they are.
     if !name[start..].eq_ignore_ascii_case(domain) {

@@ -4,6 +4,8 @@
 //! [`RequestsConfig`] is the section, [`RequestPolicy`] the same checked. The HTTP and the DNS
 //! server ask a policy for the class of a request, and `tidegate_gate::requests` for the decision.
 
+#[cfg(any(test, fuzzing))]
+pub mod any_request;
 mod config;
 mod matching;
 mod session;

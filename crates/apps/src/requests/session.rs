@@ -34,7 +34,7 @@ pub(crate) struct Session {
 
 impl SessionSecret {
     /// Creates a secret from 16 random bytes.
-    pub fn new(bytes: [u8; 16]) -> Self {
+    pub const fn new(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 

@@ -134,6 +134,7 @@ pub fn run_plain(script: &str, cache: &Path) -> Result<String, String> {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let mut bash = Command::new("bash");
     bash.args(["-euo", "pipefail", "-c", script]).env("CACHE", cache).env("PATH", path);
+    bash.env("SCRIPTS", concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts"));
     result(bash.stdin(Stdio::null()).output().unwrap())
 }
 

@@ -279,7 +279,7 @@ fn primary_core_admits_for_all_cores() {
     }
 }
 
-/// Who asks a socket of a secondary core becomes known, who sends elsewhere does not.
+/// A source that asks a socket of a secondary core becomes known; one that sends elsewhere does not.
 #[test]
 fn primary_core_learns_who_asks_another_core() {
     for (own, peers) in address_sets() {

@@ -14,6 +14,7 @@ mod fleet;
 mod growth;
 mod guard;
 mod hostile;
+mod kafka;
 mod livelock;
 mod lock_contention;
 mod mlfrr;
@@ -83,6 +84,9 @@ pub(crate) enum Lab {
     /// memcached and nginx on the kernel, with Tidegate embedded, and attached to the
     /// daemon
     Apps(tcp::TcpLab),
+    /// A million messages to a Kafka broker and back by kcat, unmodified, and by a client linked with
+    /// the C library: on the kernel, with Tidegate embedded, and attached to the daemon
+    Kafka(kafka::KafkaLab),
     /// Unmodified programs by benchmark programs of others: redis, memcached and nginx with 1 to
     /// 1000 connections, sockperf; rates, latency and processor time on the kernel at its best, with
     /// Tidegate embedded, and attached to the daemon on the same core
@@ -261,6 +265,7 @@ impl Lab {
             Lab::Protect(lab) => lab.run(),
             Lab::WebServer(lab) => lab.run(),
             Lab::Fleet(lab) => lab.run(),
+            Lab::Kafka(lab) => lab.run(),
             Lab::Guard(lab) => lab.run(),
             Lab::Sessions(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),

@@ -7,6 +7,7 @@ pub mod dns;
 pub mod echo_cost;
 pub mod fleet;
 pub mod growth;
+pub mod kafka;
 pub mod noisy;
 pub mod ordinary;
 pub mod peers;

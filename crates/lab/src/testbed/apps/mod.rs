@@ -2,6 +2,7 @@
 
 pub(crate) mod application;
 pub mod echo_server;
+pub(crate) mod kafka;
 pub(crate) mod packaged_load;
 pub(crate) mod packaged_pair;
 
