@@ -4,8 +4,8 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use tidegate::gate::{self, Settings, admission};
-use tidegate::host::HostConfig;
+use tidegate::gate::{self, Settings, admission, transmit};
+use tidegate::host::{HostConfig, PacketClasses};
 use tidegate::{NetConfig, OpenError};
 
 /// Socket of the daemon unless the program names another.
@@ -22,6 +22,7 @@ struct ConfigFile {
     host: Option<HostSection>,
     gate: gate::Config,
     admission: Option<admission::Config>,
+    transmit: Option<transmit::Config>,
 }
 
 /// Host of an embedded stack. The keys are the names of the flags.
@@ -60,7 +61,7 @@ pub(crate) enum StackLocation {
 pub(crate) struct EmbeddedHost {
     pub(crate) host: HostConfig,
     pub(crate) gate: Settings,
-    pub(crate) admission: Option<admission::Config>,
+    pub(crate) classes: PacketClasses,
 }
 
 impl EmbeddedHost {
@@ -70,10 +71,7 @@ impl EmbeddedHost {
     /// The text names the field at fault.
     pub(crate) fn net_config(&self) -> Result<NetConfig, String> {
         let config = self.host.net_config(&self.gate).map_err(|error| error.to_string())?;
-        Ok(match &self.admission {
-            Some(admission) => config.admission(admission.clone()),
-            None => config,
-        })
+        Ok(self.classes.add_to(config))
     }
 }
 
@@ -122,7 +120,11 @@ impl StackLocation {
             (None, Some(host)) => {
                 let gate = Settings::new(file.gate).map_err(|error| error.to_string())?;
                 let host = host.host_config()?;
-                Ok(Self::Embedded(Box::new(EmbeddedHost { host, gate, admission: file.admission })))
+                if let Some(transmit) = &file.transmit {
+                    transmit.check().map_err(|error| error.to_string())?;
+                }
+                let classes = PacketClasses { admission: file.admission, transmit: file.transmit };
+                Ok(Self::Embedded(Box::new(EmbeddedHost { host, gate, classes })))
             }
             _ => {
                 Err("give either `socket` (a daemon) or section [host] (an embedded stack)".into())
@@ -202,11 +204,17 @@ mod tests {
         let Ok(StackLocation::Embedded(embedded)) = parse(text) else { panic!("embedded") };
         assert_eq!(embedded.host.iface.as_deref(), Some("eth0"));
         assert!(embedded.net_config().is_ok());
+        let classes = "[admission]\n[transmit]\nceiling-bps = 1000000\n";
+        let Ok(StackLocation::Embedded(embedded)) = parse(&format!("{text}{classes}")) else {
+            panic!("embedded")
+        };
+        assert!(embedded.classes.admission.is_some() && embedded.classes.transmit.is_some());
         for (text, part) in [
             ("", "either `socket`"),
             ("[host]\nadress = []", "adress"),
             ("[host]\naddress = ['x']", "address = \"x\""),
             ("socket = 'a'\n[host]\n", "either"),
+            ("[host]\n[transmit]\nceiling-bps = 0", "ceiling-bps"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(part), "{error}");

@@ -138,6 +138,7 @@ impl NetSettings {
         server: impl Controllable + Clone,
     ) -> Result<ReloadPart, Failure> {
         let host_at_start = self.host()?;
+        let transmit_at_start = config::transmit_classes(self.config.as_deref())?;
         let classes = Arc::new(Mutex::new(self.classes()?));
         let changes = self.config.as_deref().map(ConfigChanges::since_now).transpose()?;
         Ok(Box::new(move || {
@@ -146,6 +147,8 @@ impl NetSettings {
                 settings: gate.settings()?,
                 classes: self.classes()?,
                 host_differs: self.host()? != host_at_start,
+                transmit_differs: config::transmit_classes(self.config.as_deref())?
+                    != transmit_at_start,
             };
             change.check(&server.gate(None)?.settings)?;
             let (server, classes) = (server.clone(), Arc::clone(&classes));
@@ -176,6 +179,7 @@ struct NetChange {
     settings: Settings,
     classes: Option<admission::Config>,
     host_differs: bool,
+    transmit_differs: bool,
 }
 
 impl NetChange {
@@ -218,6 +222,9 @@ impl NetChange {
         }
         if self.host_differs {
             report.push("section [host] has changed: restart the server to apply it");
+        }
+        if self.transmit_differs {
+            report.push("section [transmit] has changed: restart the server to apply it");
         }
         Ok(report.join("; "))
     }

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use support::run::Daemon;
+use support::run::{Daemon, OWN_ADDRESSES};
 use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, files, is_root, tidegate};
 
 const PORT: u16 = 7777;
@@ -167,13 +167,36 @@ fn programs_of_the_daemon_have_the_classes_of_their_ports_names_and_users() {
 }
 
 #[test]
+fn embedded_program_has_the_classes_of_its_file() {
+    if !can_run("classes_of_embedded", &["python3"]) {
+        return;
+    }
+    let (_folder, path) = config_file(
+        "[[transmit.class]]\nname = 'of-a-port'\nmatch = [{ local-port = 7777 }]\nset-dscp = 10\n",
+    );
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let flags = [&OWN_ADDRESSES[..], &["--config", path.to_str().unwrap()]].concat();
+    let mut command = testbed.run_with(&flags, &["python3", "-c", ECHO, "7777"]);
+    let server = testbed.wait_for_server(&mut command, 7777);
+    for address in [SERVER_V4, SERVER_V6] {
+        let class = testbed.tool("python3", &["-c", ASK, address, "7777"]);
+        assert_eq!(class.trim().parse(), Ok(10 << 2), "{address}");
+    }
+    drop(server);
+}
+
+#[test]
 fn mistake_in_the_classes_is_reported_before_the_server_starts() {
     if !is_root("mistake_in_classes") {
         return;
     }
     let (_folder, path) = config_file("[[transmit.class]]\nname = 'a'\nweight = 0\n");
-    let host = ["serve", "echo", "--iface", "lo", "--address", "192.0.2.1/24", "--config"];
-    let output = tidegate(&[&host[..], &[path.to_str().unwrap()]].concat());
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && text.contains("weight is a number from 1"), "{text}");
+    let host = ["--iface", "lo", "--address", "192.0.2.1/24", "--config", path.to_str().unwrap()];
+    for (command, program) in
+        [(["serve", "echo"], &[][..]), (["run", "--embedded"], &["--", "true"])]
+    {
+        let output = tidegate(&[&command[..], &host, program].concat());
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains("weight is a number from 1"), "{text}");
+    }
 }

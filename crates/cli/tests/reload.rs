@@ -130,9 +130,10 @@ fn configuration_reloads_as_a_whole_or_not_at_all() {
     assert_eq!(receive_quota(&control), "16");
     assert_eq!(lookup(&testbed, "www.other.test"), ["192.0.2.90", "192.0.2.90"]);
 
-    write_config(&both, "[host]\nframes = 128\n");
+    write_config(&both, "[host]\nframes = 128\n[transmit]\nceiling-bps = 1000000\n");
     let line = server.reload();
     assert!(line.contains("[host] has changed: restart"), "{line}");
+    assert!(line.contains("[transmit] has changed: restart"), "{line}");
     server.stop();
 }
 

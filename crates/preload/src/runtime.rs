@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
 use tidegate::device::interface_settings::set_restorer;
-use tidegate::gate::{Config, Settings, admission};
-use tidegate::host::HostConfig;
+use tidegate::gate::{Config, Settings};
+use tidegate::host::{HostConfig, PacketClasses};
 use tidegate::{Net, OpenError};
 
 use crate::rules::{RuleLists, Rules};
@@ -25,7 +25,8 @@ struct EncodedSettings {
     host: Option<HostConfig>,
     #[serde(default)]
     gate: Config,
-    admission: Option<admission::Config>,
+    #[serde(default)]
+    classes: PacketClasses,
     /// Program that restores the settings of the interface if this process is killed.
     restorer: Option<PathBuf>,
     /// Unix socket of the daemon, for an attached stack.
@@ -48,7 +49,7 @@ struct RunSettings {
 /// Location of the stack.
 enum StackLocation {
     /// Embedded in this process.
-    Embedded { host: Box<HostConfig>, gate: Settings, admission: Option<admission::Config> },
+    Embedded { host: Box<HostConfig>, gate: Settings, classes: PacketClasses },
     /// In the daemon that listens on the Unix socket.
     Attached { socket: PathBuf, is_shared: bool },
 }
@@ -95,7 +96,7 @@ fn parse_settings(text: &str) -> Result<RunSettings, String> {
     let stack = match (encoded.host, encoded.socket) {
         (Some(host), None) => {
             let gate = Settings::new(encoded.gate).map_err(|error| error.to_string())?;
-            StackLocation::Embedded { host: Box::new(host), gate, admission: encoded.admission }
+            StackLocation::Embedded { host: Box::new(host), gate, classes: encoded.classes }
         }
         (None, Some(socket)) => StackLocation::Attached { socket, is_shared: encoded.shared },
         _ => return Err("expected either `host` (embedded stack) or `socket` (daemon)".to_owned()),
@@ -168,13 +169,10 @@ pub(crate) fn open(on_opened: fn()) -> io::Result<&'static Net> {
 fn open_stack() -> Result<Net, String> {
     let settings = settings().ok_or("no settings: start the application with `tidegate run`")?;
     match &settings.stack {
-        StackLocation::Embedded { host, gate, admission } => {
-            let mut config = host.net_config(gate).map_err(|error| error.to_string())?;
-            if let Some(admission) = admission {
-                config = config.admission(admission.clone());
-            }
+        StackLocation::Embedded { host, gate, classes } => {
+            let config = host.net_config(gate).map_err(|error| error.to_string())?;
             // Each socket that moves leaves a kernel socket on its port.
-            let config = config.kernel_ports_bound(true);
+            let config = classes.add_to(config).kernel_ports_bound(true);
             let net = own_fds::with_low_numbers_taken(|| Net::open(config));
             net.map_err(|error| embedded_error(&error))
         }

@@ -12,8 +12,8 @@ use clap::{Args, Command};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
-use tidegate::NetConfig;
 use tidegate::gate::{admission, transmit};
+use tidegate::host::PacketClasses;
 use tidegate_apps::requests::{RequestPolicy, RequestsConfig};
 
 pub(crate) use self::changes::ConfigChanges;
@@ -153,25 +153,22 @@ pub(crate) fn requests(path: Option<&Path>) -> Result<Option<RequestPolicy>, Fai
     Ok(policy.map_err(|error| format!("{}: section [requests]: {error}", path.display()))?)
 }
 
-/// Adds the transmit classes of section `[transmit]` of the file, if it has one.
+/// Returns the classes of packets: those of [`admission`] and of [`transmit_classes`].
 ///
 /// # Errors
-/// When the file cannot be read or has an error. The message has the path of the file and, for
-/// TOML errors, the line and column where known.
-pub(crate) fn with_transmit_classes(
-    net: NetConfig,
+/// As these.
+pub(crate) fn packet_classes(
+    admission_flag: bool,
     path: Option<&Path>,
-) -> Result<NetConfig, Failure> {
-    Ok(match transmit_classes(path)? {
-        Some(classes) => net.transmit(classes),
-        None => net,
-    })
+) -> Result<PacketClasses, Failure> {
+    let admission = admission(admission_flag, path)?;
+    Ok(PacketClasses { admission, transmit: transmit_classes(path)? })
 }
 
 /// Returns the transmit classes of section `[transmit]` of the file, if it has one.
 ///
 /// # Errors
-/// As [`with_transmit_classes`].
+/// As [`admission`].
 pub(crate) fn transmit_classes(path: Option<&Path>) -> Result<Option<transmit::Config>, Failure> {
     let Some(path) = path else { return Ok(None) };
     let classes = read(path)?.transmit;

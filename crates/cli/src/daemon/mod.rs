@@ -170,17 +170,13 @@ impl DaemonCommand {
         let metrics = self.metrics.bind_for_upgrades()?;
         let device = host.device_name();
         let stop = stop_flag(self.duration)?;
-        let net = host.net_config(&settings)?;
-        let mut net = config::with_transmit_classes(net, self.config.as_deref())?;
-        let classes = config::admission(self.admission, self.config.as_deref())?;
-        if let Some(classes) = &classes {
-            net = net.admission(classes.clone());
-        }
+        let classes = config::packet_classes(self.admission, self.config.as_deref())?;
+        let net = classes.add_to(host.net_config(&settings)?);
         let kept = KeptCapabilities::for_host(&host);
-        let is_admitting = classes.is_some();
+        let is_admitting = classes.admission.is_some();
         let upgrade = match self.until_eof {
             true => UpgradeMode::Refused("it belongs to one application"),
-            false => upgrade_mode(&host, &settings, classes),
+            false => upgrade_mode(&host, &settings, classes.admission),
         };
         let on_core_start = move |core| {
             if is_admitting {

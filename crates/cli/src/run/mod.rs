@@ -15,7 +15,6 @@ use std::process::Command;
 use clap::Args;
 use serde_json::{Value, json};
 
-use tidegate::gate::admission;
 use tidegate_service::attachment::DEFAULT_PATH;
 use tidegate_service::daemon::DaemonReport;
 
@@ -167,7 +166,7 @@ impl Run {
         Ok(json!({
             "host": host.host_config()?,
             "gate": settings.config(),
-            "admission": self.admission.then(admission::Config::default),
+            "classes": config::packet_classes(self.admission, self.config.as_deref())?,
             "restorer": std::env::current_exe()?.to_str(),
         }))
     }

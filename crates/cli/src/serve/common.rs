@@ -231,8 +231,7 @@ impl ServerOptions {
         let host = self.host_options()?;
         let gate = config::merge_file(self.gate.clone(), self.config.as_deref())?;
         gate.settings()?;
-        config::admission(self.admission, self.config.as_deref())?;
-        config::transmit_classes(self.config.as_deref())?;
+        config::packet_classes(self.admission, self.config.as_deref())?;
         if host.is_unset_except_cpu()? || host.io_kind() == IoKind::Kernel {
             return Ok(());
         }
@@ -300,14 +299,11 @@ impl ServerOptions {
     /// Adds the admission classes and the transmit classes, if any. Admission raises the priority of
     /// the process.
     fn with_classes(&self, net: NetConfig) -> Result<NetConfig, Failure> {
-        let net = config::with_transmit_classes(net, self.config.as_deref())?;
-        Ok(match config::admission(self.admission, self.config.as_deref())? {
-            Some(classes) => {
-                raise_priority();
-                net.admission(classes)
-            }
-            None => net,
-        })
+        let classes = config::packet_classes(self.admission, self.config.as_deref())?;
+        if classes.admission.is_some() {
+            raise_priority();
+        }
+        Ok(classes.add_to(net))
     }
 
     /// Serves datagrams on kernel sockets until `stop` is set.

@@ -7,6 +7,7 @@ mod disabled;
 mod error;
 #[cfg(feature = "packet")]
 mod packet;
+mod packet_classes;
 #[cfg(feature = "serde")]
 mod serialize;
 #[cfg(feature = "xdp")]
@@ -15,3 +16,4 @@ mod xdp;
 pub use config::HostConfig;
 pub use device::HostDevice;
 pub use error::HostConfigError;
+pub use packet_classes::PacketClasses;
