@@ -169,6 +169,9 @@ fn judge(plan: &PlannedEntry, results: &RunResults) -> (Option<bool>, String) {
 fn ratio(plan: &PlannedEntry, kernel: &[Point], tidegate: &[Point]) -> Option<Ratio> {
     let best = |points: &[Point], place: &PointPlace| {
         let values = points.iter().filter(|point| point.x == *place).filter_map(Spread::of);
+        if plan.repeats {
+            return Spread::of_repeats(values);
+        }
         values.reduce(|best, other| {
             let is_better = match plan.less_is_better {
                 true => other.middle < best.middle,
@@ -209,6 +212,15 @@ impl Spread {
         Some(Self { low: end(point.low).min(middle), middle, high: end(point.high).max(middle) })
     }
 
+    /// The median of repetitions, with the lowest and the highest.
+    fn of_repeats(repeats: impl Iterator<Item = Self>) -> Option<Self> {
+        let repeats: Vec<Self> = repeats.collect();
+        let middle = median(repeats.iter().map(|one| one.middle));
+        let low = repeats.iter().map(|one| one.low).reduce(f64::min)?;
+        let high = repeats.iter().map(|one| one.high).reduce(f64::max)?;
+        Some(Self { low, middle, high })
+    }
+
     fn over(&self, other: &Self) -> Self {
         Self {
             low: self.low / other.high,
@@ -246,6 +258,7 @@ mod tests {
             log_x: false,
             log_y: false,
             less_is_better,
+            repeats: false,
             not_possible: None,
             holds: "concurrent_reads.figures.scaling > 1.5".to_owned(),
             ours: "fixed(concurrent_reads.figures.scaling) ~ ' times'".to_owned(),
@@ -280,6 +293,22 @@ mod tests {
         let plan = entry(true);
         let made = Entry::new(&plan, &tables, &results).unwrap();
         assert_eq!(made.ratio, Some(Ratio { median: 0.5, lowest: 0.25, highest: 2.0 }));
+    }
+
+    #[test]
+    fn repetitions_of_a_place_are_its_median_and_its_spread() {
+        let tables = PublishedTables::read().unwrap();
+        let mut plan = entry(false);
+        plan.repeats = true;
+        let queries = plan.kernel.iter_mut().chain(&mut plan.tidegate);
+        queries.for_each(|query| query.x = "'here'".to_owned());
+        let made = Entry::new(&plan, &tables, &results()).unwrap();
+        assert_eq!(made.ratio, Some(Ratio { median: 2.0, lowest: 0.5, highest: 4.0 }));
+        let rows = json!([{"threads": 1, "kernel": 8.0, "tidegate": 20.0},
+            {"threads": 1, "kernel": 16.0, "tidegate": 24.0}]);
+        let results = RunResults::of([("concurrent-reads", json!({"rows": rows}))]);
+        let made = Entry::new(&plan, &tables, &results).unwrap();
+        assert_eq!(made.ratio, Some(Ratio { median: 22.0 / 12.0, lowest: 1.25, highest: 3.0 }));
     }
 
     #[test]

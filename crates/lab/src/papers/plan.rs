@@ -70,6 +70,9 @@ pub(super) struct PlannedEntry {
     /// Less is better.
     #[serde(default)]
     pub(super) less_is_better: bool,
+    /// The points of a place are repetitions of one measurement.
+    #[serde(default)]
+    pub(super) repeats: bool,
     /// Reason for which the entry cannot be repeated.
     pub(super) not_possible: Option<String>,
     /// Expression over the results: true if the paper's claim holds here.

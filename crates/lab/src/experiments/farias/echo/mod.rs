@@ -109,6 +109,12 @@ impl Row {
     fn rps(&self) -> f64 {
         self.median(|run| run.load.requests_per_second)
     }
+
+    /// Lowest and highest of all repetitions.
+    fn ends(&self, of: impl Fn(&TcpMeasurement) -> f64) -> [f64; 2] {
+        let all = || self.runs.iter().map(&of);
+        [all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max)]
+    }
 }
 
 /// Measurements of all servers at one point.
@@ -363,12 +369,21 @@ fn experiment(name: &str, results: &[PointResults]) -> Experiment {
         .iter()
         .flat_map(|results| &results.rows)
         .map(|row| {
+            let gigabits = |rps: f64| rps * row.point.bytes as f64 * 8.0 / 1e9;
+            let [rps_lowest, rps_highest] = row.ends(|run| run.load.requests_per_second);
+            let [p95_lowest, p95_highest] = row.ends(|run| run.load.latency.p95_us);
             json!({
                 "server": row.server_kind.name(),
                 "connections": row.point.connections,
                 "bytes": row.point.bytes,
                 "requests_per_second": row.rps(),
-                "gigabits_per_second": row.rps() * row.point.bytes as f64 * 8.0 / 1e9,
+                "requests_lowest": rps_lowest,
+                "requests_highest": rps_highest,
+                "gigabits_per_second": gigabits(row.rps()),
+                "gigabits_lowest": gigabits(rps_lowest),
+                "gigabits_highest": gigabits(rps_highest),
+                "p95_lowest_us": p95_lowest,
+                "p95_highest_us": p95_highest,
                 "p50_us": row.median(|run| run.load.latency.p50_us),
                 "spread_percent": row.spread_percent(|run| run.load.latency.p50_us),
                 "p95_us": row.median(|run| run.load.latency.p95_us),
