@@ -1,22 +1,47 @@
-//! `tidegate announce` beside a server on Tidegate: its interface, on which the routes of a routing
-//! daemon depend, follows the health of the server and ends with the process.
+//! `tidegate announce` beside a server on Tidegate, and beside the daemon: its interface, on which the
+//! routes of a routing daemon depend, follows the health of the service and ends with the process.
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
+use support::run::{ChildProcess, library};
 use support::running::Running;
 use support::{
-    DeviceKind, SERVER_V4, SERVER_V6, Server, Testbed, is_root, tidegate, wait_until, zone,
+    CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Server, Testbed, has_programs, is_root,
+    tidegate, wait_until, zone,
 };
 
 const NAME: &str = "dns:www.example.test";
+
+/// Interface of an announcer unless a test gives another.
+const INTERFACE: &str = "tidegate0";
+
+/// Port of the program on the daemon.
+const PROGRAM_PORT: u16 = 7000;
+
+/// Program that returns what its connections send, on a port of both families.
+const ECHO: &str = "
+import socket, sys, threading
+def echo(stream):
+    while data := stream.recv(65536):
+        stream.sendall(data)
+    stream.close()
+server = socket.create_server(('::', int(sys.argv[1])), family=socket.AF_INET6, dualstack_ipv6=True)
+while True:
+    threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
+";
+
+/// Upper bound for an answer of a program.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Control socket as BIRD's, which takes every command. Returns the commands.
 fn serve_bird(path: &Path) -> Receiver<String> {
@@ -43,6 +68,10 @@ struct AnnouncedHost {
 }
 
 impl AnnouncedHost {
+    fn new() -> Self {
+        Self { testbed: Testbed::new(DeviceKind::Xdp), folder: tempfile::tempdir().unwrap() }
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -56,18 +85,67 @@ impl AnnouncedHost {
         self.testbed.serve(DeviceKind::Xdp, &["dns", "--zone", &zone, "--control", &control])
     }
 
-    /// Starts the announcer with further flags.
+    /// Starts the announcer of the DNS server with further flags.
     fn announce(&self, flags: &[&str]) -> Running {
-        let mut command = self.testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
-        command.args(["announce", "--to", "bird", "--bird", &self.text("bird")]);
-        command.args(["--address", SERVER_V4, "--address", SERVER_V6, "--check", NAME]);
-        command.args(["--control", &self.text("control"), "--socket", &self.text("announce")]);
+        let control = self.text("control");
+        self.announce_by("announce", &[&["--check", NAME, "--control", &control], flags].concat())
+    }
+
+    /// Starts an announcer whose socket has this name, with further flags.
+    fn announce_by(&self, socket: &str, flags: &[&str]) -> Running {
+        let mut command = self.command("announce");
+        command.args(["--to", "bird", "--bird", &self.text("bird")]);
+        command.args(["--address", SERVER_V4, "--address", SERVER_V6]);
+        command.args(["--socket", &self.text(socket)]);
         command.args(["--interval", "0.02", "--rise", "1", "--drain-time", "0"]);
         Running::start(command.args(flags).stdin(Stdio::null()))
     }
 
+    /// Command of `tidegate` on the server's side.
+    fn command(&self, name: &str) -> Command {
+        let mut command = self.testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
+        command.arg(name);
+        command
+    }
+
+    /// Starts the daemon with the announced addresses.
+    fn start_daemon(&self) -> Server {
+        let socket = self.text("daemon");
+        let addresses = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
+        let own = ["--socket", &socket, "--address", &addresses[0], "--address", &addresses[1]];
+        let device = DeviceKind::Xdp.flags(self.testbed.device());
+        let device: Vec<&str> = device.iter().map(String::as_str).collect();
+        self.testbed.start_command("daemon", &[&own, &device[..]].concat())
+    }
+
+    /// Starts a program on the daemon, and waits until it answers.
+    fn run_program(&self) -> ChildProcess {
+        let mut command = self.command("run");
+        command.env("TIDEGATE_PRELOAD_LIBRARY", library());
+        command.args(["--socket", &self.text("daemon"), "--", "python3", "-c", ECHO]);
+        let program = ChildProcess::new(command.arg(PROGRAM_PORT.to_string()));
+        for address in [SERVER_V4, SERVER_V6] {
+            wait_until("the program answers", || self.exchange(address).is_ok());
+        }
+        program
+    }
+
+    /// Exchanges bytes with the program, from the client's side.
+    fn exchange(&self, address: &str) -> std::io::Result<()> {
+        let address = (address.parse::<IpAddr>().unwrap(), PROGRAM_PORT);
+        let mut stream = self.testbed.client().enter(|| TcpStream::connect(address)).unwrap()?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.write_all(b"tide")?;
+        stream.read_exact(&mut [0; 4])
+    }
+
     fn drain(&self, flags: &[&str]) -> Value {
-        let socket = self.text("announce");
+        self.drain_by("announce", flags)
+    }
+
+    /// As [`Self::drain`], of the announcer whose socket has this name.
+    fn drain_by(&self, socket: &str, flags: &[&str]) -> Value {
+        let socket = self.text(socket);
         let arguments = ["drain", "--wait", "0", "--json", "--socket", &socket];
         let output = tidegate(&[&arguments, flags].concat());
         assert!(output.status.success(), "{output:?}");
@@ -76,7 +154,11 @@ impl AnnouncedHost {
 
     /// True if the interface exists; the second is true if it is up.
     fn interface(&self) -> (bool, bool) {
-        match self.testbed.server().ip(&["link", "show", "tidegate0"]) {
+        self.interface_by(INTERFACE)
+    }
+
+    fn interface_by(&self, name: &str) -> (bool, bool) {
+        match self.testbed.server().ip(&["link", "show", name]) {
             Ok(text) => (true, text.contains("UP")),
             Err(_) => (false, false),
         }
@@ -92,10 +174,7 @@ fn interface_follows_the_server_and_ends_with_the_announcer() {
     if !is_root("interface of announce") {
         return;
     }
-    let host = AnnouncedHost {
-        testbed: Testbed::new(DeviceKind::Xdp),
-        folder: tempfile::tempdir().unwrap(),
-    };
+    let host = AnnouncedHost::new();
     let commands = serve_bird(&host.path("bird"));
     let server = host.serve();
     // Only the end of the process can withdraw the addresses in time.
@@ -134,13 +213,10 @@ fn failed_check_withdraws_and_errors_name_the_next_step() {
     if !is_root("errors of announce") {
         return;
     }
-    let host = AnnouncedHost {
-        testbed: Testbed::new(DeviceKind::Xdp),
-        folder: tempfile::tempdir().unwrap(),
-    };
+    let host = AnnouncedHost::new();
     let error_of_start = |socket: &str| {
-        let mut command = host.testbed.server().command(env!("CARGO_BIN_EXE_tidegate"));
-        command.args(["announce", "--to", "bird", "--address", SERVER_V4, "--check", "tcp:53"]);
+        let mut command = host.command("announce");
+        command.args(["--to", "bird", "--address", SERVER_V4, "--check", "tcp:53"]);
         command.args(["--bird", &host.text("bird"), "--socket", &host.text(socket)]);
         let output = command.output().unwrap();
         assert!(!output.status.success());
@@ -161,4 +237,127 @@ fn failed_check_withdraws_and_errors_name_the_next_step() {
 
     let error = error_of_start("other");
     assert!(error.contains("--interface tidegate0") && error.contains("another name"), "{error}");
+}
+
+/// A flood that is stopped on drop.
+struct FloodCommand(std::process::Child);
+
+impl Drop for FloodCommand {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn flood(host: &AnnouncedHost, address: &str) -> FloodCommand {
+    let mut command = host.testbed.client().command(env!("CARGO_BIN_EXE_tidegate"));
+    let target = std::net::SocketAddr::new(address.parse().unwrap(), 7).to_string();
+    command.args(["load", "udp", &target, "--seconds", "600"]);
+    FloodCommand(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+}
+
+/// Known traffic is all from the client here: more of it than the server can handle.
+#[test]
+fn gate_that_refuses_known_traffic_withdraws_until_it_admits_again() {
+    if !is_root("--refused-for") {
+        return;
+    }
+    let host = AnnouncedHost::new();
+    let config = host.text("config");
+    let sources = format!("[{{ source = '{CLIENT_V4}/32' }}, {{ source = '{CLIENT_V6}/128' }}]");
+    std::fs::write(&config, format!("[[admission.class]]\nname = 'known'\nmatch = {sources}\n"))
+        .unwrap();
+    let control = host.text("control");
+    let _commands = serve_bird(&host.path("bird"));
+    let flags = ["echo", "--work-ns", "100000", "--config", &config, "--control", &control];
+    let _server = host.testbed.serve(DeviceKind::Xdp, &flags);
+    // Under load a check may fail; that alone withdraws nothing here.
+    let flags = ["--check", "udp:7", "--control", &control, "--fall", "1000000", "--hold", "0.1"];
+    let _announcer =
+        host.announce_by("announce", &[&flags[..], &["--refused-for", "0.1"]].concat());
+    // These announcers have no known traffic that is refused, or do not ask for it.
+    let others: [(&str, &[&str]); 2] =
+        [("unasked", &[]), ("unknown", &["--refused-for", "0.1", "--known-class", "others"])];
+    let _others = others.map(|(name, more)| {
+        host.announce_by(name, &[&flags[..], &["--interface", name], more].concat())
+    });
+    for address in [SERVER_V4, SERVER_V6] {
+        host.wait_until_up(true);
+        let flood = flood(&host, address);
+        host.wait_until_up(false);
+        let state = host.drain(&["--status"]);
+        assert_eq!(state["reason"], "known_refused", "{state}");
+        for (name, _) in others {
+            assert_eq!(host.interface_by(name), (true, true), "{name}");
+            let state = host.drain_by(name, &["--status"]);
+            assert_eq!(state["announced"], true, "{name}: {state}");
+        }
+        drop(flood);
+        host.wait_until_up(true);
+    }
+}
+
+#[test]
+fn checks_through_the_daemon_follow_its_programs() {
+    if !is_root("checks through the daemon") || !has_programs("the same", &["python3"]) {
+        return;
+    }
+    let host = AnnouncedHost::new();
+    let _commands = serve_bird(&host.path("bird"));
+    let (check, socket) = (format!("tcp:{PROGRAM_PORT}"), host.text("daemon"));
+    let flags = ["--check", &check, "--check-through", "daemon", "--daemon", &socket];
+    let _announcer = host.announce_by("announce", &flags);
+    assert_eq!(host.drain(&["--status"])["announced"], false);
+    let _daemon = host.start_daemon();
+    let program = host.run_program();
+    host.wait_until_up(true);
+    drop(program);
+    host.wait_until_up(false);
+    assert_eq!(host.drain(&["--status"])["reason"], "unhealthy");
+    let _program = host.run_program();
+    host.wait_until_up(true);
+}
+
+/// The new daemon cannot take over: its flags name a processor that does not exist.
+#[test]
+fn upgrade_that_is_refused_drains_for_a_restart() {
+    if !is_root("upgrade --drain") || !has_programs("the same", &["python3"]) {
+        return;
+    }
+    let host = AnnouncedHost::new();
+    let _commands = serve_bird(&host.path("bird"));
+    let (check, socket) = (format!("tcp:{PROGRAM_PORT}"), host.text("daemon"));
+    let daemon = host.start_daemon();
+    let program = host.run_program();
+    let flags = ["--check", &check, "--check-through", "daemon", "--daemon", &socket];
+    let _announcer = host.announce_by("announce", &flags);
+    host.wait_until_up(true);
+    let upgrade = |flags: &[&str]| {
+        let mut command = host.command("upgrade");
+        command.args(["--socket", &socket, "--announce", &host.text("announce")]).args(flags);
+        command.args(["--", "--iface", host.testbed.device(), "--cpu", "1000"]);
+        command.args(["--address", &format!("{SERVER_V4}/24")]);
+        command.args(["--address", &format!("{SERVER_V6}/64")]);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        assert!(!output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let error = upgrade(&[]);
+    assert!(!error.contains("withdrawn"), "{error}");
+    assert_eq!(host.interface(), (true, true), "nobody has asked to drain");
+    let error = upgrade(&["--drain"]);
+    assert!(error.contains("The addresses are withdrawn"), "{error}");
+    assert_eq!(host.drain(&["--status"])["reason"], "drained");
+    assert_eq!(host.interface(), (true, false));
+    for address in [SERVER_V4, SERVER_V6] {
+        host.exchange(address).unwrap_or_else(|error| panic!("drained, but ended: {error}"));
+    }
+
+    daemon.kill();
+    drop(program);
+    let _daemon = host.start_daemon();
+    let _program = host.run_program();
+    assert_eq!(host.drain(&["--status"])["reason"], "drained", "until the operator says so");
+    host.drain(&["--undo"]);
+    host.wait_until_up(true);
 }

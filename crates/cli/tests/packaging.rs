@@ -30,11 +30,20 @@ fn units_and_example_configurations_are_accepted() {
         text.lines().find_map(|line| line.strip_prefix("FLAGS=")).unwrap().to_owned()
     };
     let (guard_flags, daemon_flags) = (flags("guard.conf"), flags("daemon.conf"));
+    // Neither the routing daemon of this machine nor its interfaces.
+    let announce_flags = flags("announce.conf").replace(
+        "--to bird",
+        &format!("--to bird --bird {etc}/none --interface tg-none0 --socket {etc}/announce"),
+    );
     let mut units = 0;
     for unit in fs::read_dir(packaging().join("systemd")).unwrap() {
         let unit = fs::read_to_string(unit.unwrap().path()).unwrap();
         let command = exec_start(&unit);
-        let flags = if command.starts_with("guard") { &guard_flags } else { &daemon_flags };
+        let flags = match command.split(' ').next() {
+            Some("guard") => &guard_flags,
+            Some("announce") => &announce_flags,
+            _ => &daemon_flags,
+        };
         // The port of the example may be in use here.
         let flags = flags.replace(":9480", ":0");
         let command = command
@@ -53,5 +62,5 @@ fn units_and_example_configurations_are_accepted() {
         }
         units += 1;
     }
-    assert_eq!(units, 5);
+    assert_eq!(units, 6);
 }

@@ -18,6 +18,9 @@ use crate::output::print_line;
 /// Socket of `tidegate announce`.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/tidegate/announce.sock";
 
+/// Time in which routers move the traffic after a withdrawal, in seconds.
+const WAIT_SECONDS: f64 = 1.0;
+
 /// Long help of `drain`.
 const STEPS: &str = "Before maintenance of a server in a fleet: `tidegate drain`, then the \
 maintenance, then `tidegate drain --undo`. `tidegate announce` withdraws the addresses, and the \
@@ -38,7 +41,7 @@ pub(crate) struct Drain {
     #[arg(long, conflicts_with = "undo")]
     status: bool,
     /// Time to wait after the withdrawal, in which routers move the traffic, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = WAIT_SECONDS)]
     wait: f64,
     /// Print the state as JSON
     #[arg(long)]
@@ -76,9 +79,7 @@ impl Drain {
         } else {
             print_line!("{state}")?;
         }
-        if let Some(error) = state.routing_error {
-            return Err(format!("the routing daemon does not obey: {error}").into());
-        }
+        check_routing(&state)?;
         if matches!(request, DrainRequest::Drain) {
             std::thread::sleep(wait);
         }
@@ -86,12 +87,21 @@ impl Drain {
     }
 }
 
-/// Makes the `tidegate announce` at this socket withdraw the addresses.
+/// Makes the `tidegate announce` at this socket withdraw the addresses, and waits for the routers.
 ///
 /// # Errors
-/// No `tidegate announce` answers.
+/// No `tidegate announce` answers, or the routing daemon does not obey.
 pub(crate) fn drain(socket: &Path) -> Result<(), Failure> {
-    send(socket, DrainRequest::Drain).map(drop)
+    check_routing(&send(socket, DrainRequest::Drain)?)?;
+    std::thread::sleep(Duration::from_secs_f64(WAIT_SECONDS));
+    Ok(())
+}
+
+fn check_routing(state: &AnnounceState) -> Result<(), Failure> {
+    match &state.routing_error {
+        Some(error) => Err(format!("the routing daemon does not obey: {error}").into()),
+        None => Ok(()),
+    }
 }
 
 fn send(socket: &Path, request: DrainRequest) -> Result<AnnounceState, Failure> {

@@ -126,6 +126,7 @@ impl FleetPart {
 struct EventOutcome {
     asked: u64,
     lost: u64,
+    lost_ipv6: u64,
     /// Time from the event to the last query that was lost, in milliseconds.
     failover_ms: f64,
     connections: ConnectionCount,
@@ -174,10 +175,11 @@ pub fn run(config: &FleetConfig) -> Result<Experiment, LabError> {
             for (event, outcomes) in &mut events {
                 let outcome = measure_event(config, &mut fleet, *event, load_core)?;
                 progress.step(format_args!(
-                    "{repeat} {}: {} of {} lost, {:.0} ms",
+                    "{repeat} {}: {} of {} lost, {} by IPv6, {:.0} ms",
                     event.name(),
                     outcome.lost,
                     outcome.asked,
+                    outcome.lost_ipv6,
                     outcome.failover_ms
                 ));
                 outcomes.push(outcome);
@@ -245,12 +247,18 @@ fn measure_event(
 /// Outcome of an event at `event_s`, by what was asked from `from_s` on: before that, hosts resolve
 /// their neighbours.
 fn outcome_of(records: &[RequestRecord], from_s: f64, event_s: f64) -> EventOutcome {
-    let records = &records[records.partition_point(|record| record.scheduled_s < from_s)..];
-    let lost = records.iter().filter(|record| record.latency_s.is_none());
-    let last = lost.clone().map(|record| record.scheduled_s).next_back();
+    let first = records.partition_point(|record| record.scheduled_s < from_s);
+    let lost = || {
+        let numbered = records.iter().enumerate().skip(first);
+        numbered.filter(|(_, record)| record.latency_s.is_none())
+    };
+    let last = lost().map(|(_, record)| record.scheduled_s).next_back();
+    let sources = client_sources();
+    let is_ipv6 = |number: usize| sources[number % sources.len()].is_ipv6();
     EventOutcome {
-        asked: records.len() as u64,
-        lost: lost.count() as u64,
+        asked: (records.len() - first) as u64,
+        lost: lost().count() as u64,
+        lost_ipv6: lost().filter(|&(number, _)| is_ipv6(number)).count() as u64,
         failover_ms: last.map_or(0.0, |last_s| (last_s - event_s).max(0.0) * 1e3),
         connections: ConnectionCount::default(),
     }
@@ -380,6 +388,7 @@ fn conclude(
             "event": event.name(),
             "asked": asked,
             "lost": lost,
+            "lost_ipv6": only_for(*event != FleetPart::Dnsperf, total(|one| one.lost_ipv6) as f64),
             "failover_ms": only_for(is_killed, round_to_thousandths(failover_ms)),
             "connections": only_for(is_drain, total(|one| one.connections.made) as f64),
             "broken_connections": only_for(is_drain, broken as f64),
@@ -464,7 +473,7 @@ mod tests {
             record(1.3, true),
         ];
         let outcome = outcome_of(&records, 0.5, 1.0);
-        assert_eq!((outcome.asked, outcome.lost), (5, 2));
+        assert_eq!((outcome.asked, outcome.lost, outcome.lost_ipv6), (5, 2, 0));
         assert!((outcome.failover_ms - 200.0).abs() < 1e-6, "{}", outcome.failover_ms);
         assert_eq!(outcome_of(&records[..2], 0.5, 0.5).failover_ms, 0.0);
     }

@@ -132,8 +132,8 @@ impl Fleet {
         server_core: usize,
         router_core: usize,
     ) -> Result<Self, LabError> {
-        let (router, client) = (Namespace::new("router")?, Namespace::new("client")?);
-        let attacker = Namespace::new("attacker")?;
+        let (router, client) = (create_namespace("router")?, create_namespace("client")?);
+        let attacker = create_namespace("attacker")?;
         let folder = folder::readable()?;
         let zone = ZoneFile::write(1000)?;
         prepare_router(&router)?;
@@ -176,7 +176,7 @@ impl Fleet {
     }
 
     fn create_member(&self, number: usize) -> Result<Member, LabError> {
-        let namespace = Namespace::new(&format!("server{number}"))?;
+        let namespace = create_namespace(&format!("server{number}"))?;
         let network = FIRST_SERVER_NETWORK + number as u8;
         let device = format!("server{number}");
         connect(&self.router, &namespace, &device, network)?;
@@ -354,6 +354,15 @@ fn kill(process: Option<ServerProcess>) {
     if let Some(pid) = Pid::from_raw(process.pid() as i32) {
         let _ = kill_process(pid, Signal::KILL);
     }
+}
+
+/// Creates a namespace whose devices use their link-local addresses at once. While such an address
+/// is still checked for duplicates, a host sends no neighbour solicitation and holds the packets.
+fn create_namespace(name: &str) -> Result<Namespace, LabError> {
+    let namespace = Namespace::new(name)?;
+    let setting = "net.ipv6.conf.default.accept_dad=0";
+    run_to_end(namespace.command("sysctl").args(["-qw", setting]), "procps")?;
+    Ok(namespace)
 }
 
 fn prepare_router(router: &Namespace) -> Result<(), LabError> {
