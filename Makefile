@@ -70,8 +70,8 @@ cost: build
 	scripts/cost 401
 	scripts/capi-cost 1.10
 
-# Checks words, shape, format, lints, documentation, features and BPF objects, as CI does before
-# the tests.
+# Checks words, shape, format, lints, documentation, public API, licenses of dependencies, features
+# and BPF objects, as CI does before the tests.
 lint:
 	@scripts/setup lint $(FEATURES)
 	scripts/words
@@ -81,6 +81,8 @@ lint:
 	$(CARGO) clippy --manifest-path suites/packetdrill/Cargo.toml --locked -- -D warnings
 	$(CARGO) clippy --manifest-path crates/lab/peers/smoltcp/Cargo.toml --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
+	$(CARGO) test $(WORKSPACE) --locked --quiet --test public_api
+	$(CARGO) deny --log-level error check bans licenses sources
 	$(MAKE) --no-print-directory features
 	$(MAKE) --no-print-directory bpf-check
 

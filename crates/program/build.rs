@@ -8,8 +8,8 @@ use std::{env, fs, io};
 
 /// Parts of a crate that are compiled into it.
 const COMPILED: [&str; 5] = ["Cargo.toml", "build.rs", "src", "bpf", "dpdk"];
-/// Folders of the crates that only the laboratory uses.
-const LABORATORY: [&str; 3] = ["lab", "queues", "sim"];
+/// Folders of the crates that only the laboratory or tests use.
+const LABORATORY: [&str; 4] = ["lab", "needs", "queues", "sim"];
 
 fn main() -> io::Result<()> {
     let own = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());

@@ -4,11 +4,11 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate::{DatagramMeta, Net, Poll, TcpListener, Token, UdpSocket};
+use tidegate::{DatagramMeta, Net, Poll, ServiceTimes, TcpListener, Token, UdpSocket};
 
 use crate::messages::MessageServer;
 use crate::responder::unix_time_ns;
-use crate::{MessageLimits, Responder, ServeCounters};
+use crate::{DurationCounts, MessageLimits, Responder, ServeCounters};
 
 /// Requests received per batch from a stack that has its own threads.
 const BATCH_DATAGRAMS: usize = 64;
@@ -18,6 +18,18 @@ const MAX_DATAGRAM_BYTES: usize = 65_535;
 
 /// Interval at which an idle server checks its stop flag.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// State that a serving loop shares with other threads.
+#[derive(Clone, Copy, Debug)]
+pub struct ServeState<'a> {
+    /// Ends the loop.
+    pub stop: &'a AtomicBool,
+    /// Counts requests and replies.
+    pub counters: &'a ServeCounters,
+    /// Counts the service times of datagrams: from the arrival of a burst in the core until the
+    /// device has the replies. Not counted on a stack that has its own threads, and not for `None`.
+    pub durations: Option<&'a DurationCounts>,
+}
 
 /// Serves all `sockets` of the stack `net` with `responder` until `stop` is set, which is noticed
 /// within 100 ms. Sleeps while no datagram arrives.
@@ -56,7 +68,8 @@ pub fn serve_embedded(
     stop: &AtomicBool,
     counters: &ServeCounters,
 ) -> io::Result<()> {
-    serve_udp_and_tcp(net, sockets, &[], MessageLimits::default(), responder, stop, counters)
+    let state = ServeState { stop, counters, durations: None };
+    serve_udp_and_tcp(net, sockets, &[], MessageLimits::default(), responder, state)
 }
 
 /// As [`serve_embedded`], and also serves messages over TCP connections accepted from
@@ -72,9 +85,9 @@ pub fn serve_udp_and_tcp(
     listeners: &[TcpListener],
     limits: MessageLimits,
     responder: &mut impl Responder,
-    stop: &AtomicBool,
-    counters: &ServeCounters,
+    state: ServeState<'_>,
 ) -> io::Result<()> {
+    let ServeState { stop, counters, durations } = state;
     let mut poll = Poll::new(net);
     for (index, socket) in sockets.iter().enumerate() {
         socket.set_nonblocking(true)?;
@@ -84,13 +97,17 @@ pub fn serve_udp_and_tcp(
     let mut streams = MessageServer::new(net, &poll, listeners, sockets.len(), limits)?;
     let mut ready = Vec::with_capacity(sockets.len());
     let mut batch_buffers = net.has_threads().then(BatchBuffers::new);
+    let mut times: Vec<_> = sockets.iter().map(|_| ServiceTimes::default()).collect();
     while !stop.load(Ordering::Relaxed) {
         responder.start_batch(&unix_time_ns);
         let mut served = 0;
-        for socket in sockets {
-            served += match &mut batch_buffers {
-                Some(buffers) => buffers.serve_batch(socket, responder, counters)?,
-                None => serve_batch(socket, responder, counters)?,
+        for (socket, times) in sockets.iter().zip(&mut times) {
+            served += match (&mut batch_buffers, durations) {
+                (Some(buffers), _) => buffers.serve_batch(socket, responder, counters)?,
+                (None, None) => serve_batch(socket, responder, counters)?,
+                (None, Some(durations)) => {
+                    serve_timed_batch(socket, responder, counters, times, durations)?
+                }
             };
         }
         if served == 0 {
@@ -116,6 +133,35 @@ fn serve_batch(
         replies += u64::from(len.is_some());
         len
     });
+    count_batch(exchanged, replies, counters)
+}
+
+/// As [`serve_batch`], and counts the service times.
+fn serve_timed_batch(
+    socket: &UdpSocket,
+    responder: &mut impl Responder,
+    counters: &ServeCounters,
+    times: &mut ServiceTimes,
+    durations: &DurationCounts,
+) -> io::Result<usize> {
+    let mut replies = 0;
+    let exchanged = socket.exchange_timed(times, |request, reply| {
+        let len = responder.respond(request.bytes, request.from, reply);
+        replies += u64::from(len.is_some());
+        len
+    });
+    for &(count, time) in times.last() {
+        durations.record(count as u64, time);
+    }
+    count_batch(exchanged, replies, counters)
+}
+
+/// Counts the requests of an exchange, and its replies. Returns the number of requests.
+fn count_batch(
+    exchanged: io::Result<usize>,
+    replies: u64,
+    counters: &ServeCounters,
+) -> io::Result<usize> {
     match exchanged {
         Ok(requests) => {
             ServeCounters::add(&counters.requests, requests as u64);

@@ -12,6 +12,7 @@
 
 mod counters;
 pub mod dns;
+mod durations;
 pub mod echo;
 pub mod embedded;
 pub mod filter;
@@ -34,6 +35,8 @@ pub mod streams;
 pub mod work;
 
 pub use counters::ServeCounters;
+pub use durations::DurationCounts;
+pub use embedded::ServeState;
 pub use kernel_poll::KernelBusyPoll;
 pub use messages::MessageLimits;
 pub use responder::Responder;

@@ -190,7 +190,7 @@ impl ServerPair {
             .collect();
         let for_nsd: Vec<_> = files.iter().map(|(origin, path)| (*origin, &**path)).collect();
         let Some(nsd) = Nsd::start(folder, &for_nsd) else {
-            eprintln!("skipped: nsd not installed");
+            tidegate_needs::skip("nsd", "nsd is not installed");
             return None;
         };
         let zones = files

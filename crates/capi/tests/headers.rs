@@ -148,7 +148,7 @@ fn has_compilers() -> bool {
     };
     let all = LANGUAGES.into_iter().all(has);
     if !all {
-        eprintln!("headers: skipped, needs cc and c++");
+        tidegate_needs::skip("c++", "cc or c++ is not installed");
     }
     all
 }

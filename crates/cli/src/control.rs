@@ -271,6 +271,7 @@ impl Controllable for Net {
             settings: Net::gate(self),
             counters: counters.gate,
             classes: counters.classes,
+            limit_pps: counters.admission_limit_pps,
         })
     }
 

@@ -130,7 +130,7 @@ fn tap_needs_one_capability() {
     use std::os::unix::fs::PermissionsExt;
     let node = std::fs::metadata("/dev/net/tun").map(|node| node.permissions().mode());
     if !node.is_ok_and(|mode| mode & 0o006 == 0o006) {
-        eprintln!("skipped: not every user may open /dev/net/tun");
+        tidegate_needs::skip("tun", "not every user may open /dev/net/tun");
         return;
     }
     let testbed = Testbed::without_device();

@@ -6,7 +6,7 @@ use std::process::Command;
 fn program_has_static_probes() {
     let Ok(output) = Command::new("readelf").args(["-n", env!("CARGO_BIN_EXE_tidegate")]).output()
     else {
-        eprintln!("skipped: static probes need readelf");
+        tidegate_needs::skip("readelf", "readelf is not installed");
         return;
     };
     let notes = String::from_utf8(output.stdout).unwrap();

@@ -30,7 +30,7 @@ fn is_io_uring_available(program: &Path) -> bool {
     let printed = Command::new(program).output().unwrap().stdout;
     let is_available = printed.starts_with(ALLOWED.as_bytes());
     if !is_available {
-        eprintln!("skipped: this kernel offers no io_uring");
+        tidegate_needs::skip("io_uring", "this kernel offers no io_uring");
     }
     is_available
 }

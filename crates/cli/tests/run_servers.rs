@@ -368,7 +368,7 @@ fn dovecot_transfers_connections_between_processes() {
     }
     let version = Command::new("dovecot").arg("--version").output().unwrap();
     if !version.stdout.starts_with(b"2.3.") {
-        return eprintln!("skipped run_servers_dovecot: the settings are those of dovecot 2.3");
+        return tidegate_needs::skip("dovecot 2.3", "the settings are not those of this version");
     }
     // A process that has dropped its privileges passes the connection on.
     ServerHost::attached_with(&["--socket-mode", "666"], |host| {
@@ -422,7 +422,7 @@ fn postgresql_serves_from_its_children() {
         return;
     }
     let Some(programs) = postgresql() else {
-        return eprintln!("skipped run_servers_postgresql: postgresql is not installed");
+        return tidegate_needs::skip("postgresql", "postgresql is not installed");
     };
     let program = |name: &str| programs.join(name).to_str().unwrap().to_owned();
     let folder = tempfile::tempdir().unwrap();

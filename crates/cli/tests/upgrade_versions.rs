@@ -34,7 +34,10 @@ while True:
 fn previous() -> Option<PathBuf> {
     let folder = std::env::var_os("TIDEGATE_PREVIOUS").map(PathBuf::from);
     if folder.is_none() {
-        eprintln!("skipped: set TIDEGATE_PREVIOUS, or run scripts/upgrade-from");
+        tidegate_needs::skip(
+            "previous-build",
+            "set TIDEGATE_PREVIOUS, or run scripts/upgrade-from",
+        );
     }
     folder
 }

@@ -225,7 +225,7 @@ fn segmentation_limits_gro_size_to_a_buffer() {
         limit.map(|pair| pair[1].parse::<usize>().unwrap())
     };
     let Some(before) = gro_limit() else {
-        eprintln!("skipped: this kernel merges up to 64 KiB, always");
+        tidegate_needs::skip("gro-max-size", "this kernel coalesces up to 64 KiB, always");
         return;
     };
     let config = ArenaConfig { frames: 16, frame_size: FrameSize::K64, hugepages: false };

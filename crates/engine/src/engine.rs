@@ -104,8 +104,10 @@ pub struct Engine {
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
     pub(crate) admission: Role,
-    /// There is admission or a capture.
+    /// There is admission, a capture, or times of arrivals.
     receives_specially: bool,
+    /// Time at which the last burst arrived; `None` while that is not measured.
+    pub(crate) arrival_ns: Option<u64>,
     /// Copies of frames for readers in other processes.
     pub(crate) captures: Option<Box<Captures>>,
     pressure: PressureMeter,
@@ -158,6 +160,7 @@ impl Engine {
             gate,
             admission: Role::None,
             receives_specially: false,
+            arrival_ns: None,
             captures: None,
             pressure: PressureMeter::default(),
             paused_until_ns: None,
@@ -377,6 +380,7 @@ impl Engine {
             }
             Role::None => device.receive(arena, incoming, max)?,
         };
+        self.time_arrival(frames);
         self.handle_captured(CaptureDirection::Received);
         Ok(frames)
     }
@@ -384,7 +388,8 @@ impl Engine {
     /// Updates whether frames are received and sent the plain way.
     pub(crate) fn update_special_ways(&mut self) {
         let is_captured = self.captures.is_some();
-        self.receives_specially = is_captured || !matches!(self.admission, Role::None);
+        self.receives_specially =
+            is_captured || self.arrival_ns.is_some() || !matches!(self.admission, Role::None);
         self.stack.set_captured(is_captured);
         if let Role::Leader(admitter) = &mut self.admission {
             admitter.keep_refused(is_captured);
@@ -650,6 +655,11 @@ impl Engine {
             let names = admission.classes().names().map(str::to_owned);
             names.zip(admission.counters().iter().copied()).collect()
         })
+    }
+
+    /// Packets per second that admission admits in all; `None` while it limits nothing.
+    pub fn admission_limit_pps(&self) -> Option<u64> {
+        self.admission().and_then(Admission::total_pps)
     }
 
     /// The device, for operations that only it supports.

@@ -15,6 +15,7 @@
 
 mod address_reservation;
 pub mod admission;
+mod arrival_times;
 mod boost;
 pub mod capture;
 mod captured_frames;

@@ -17,7 +17,7 @@ fn guard() -> Option<XdpGuard> {
     match XdpGuard::load() {
         Ok(guard) => Some(guard),
         Err(XdpError::NotPermitted { .. }) => {
-            eprintln!("skipped: loading a BPF program needs root");
+            tidegate_needs::skip("root", "loading a BPF program needs root");
             None
         }
         Err(error) => panic!("{error}"),

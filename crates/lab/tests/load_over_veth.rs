@@ -18,7 +18,7 @@ fn can_create_namespaces() -> bool {
     match Namespace::new("probe") {
         Ok(_) => true,
         Err(error @ (LabError::Permission { .. } | LabError::Missing { .. })) => {
-            eprintln!("skipped: {error}");
+            tidegate_needs::skip("root", error);
             false
         }
         Err(error) => panic!("{error}"),

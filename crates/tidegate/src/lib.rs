@@ -88,5 +88,6 @@ pub use transfer::ReceivedSocket;
 pub use types::datagram::DatagramMeta;
 pub use types::readers::{Distribution, ReadersConfig};
 pub use types::readiness::{Interest, Readiness, Ready, Token, Trigger};
+pub use types::service_times::ServiceTimes;
 pub use types::sleeper::Sleeper;
 pub use udp::{UdpReader, UdpReaders, UdpSocket, wait_readable};

@@ -30,7 +30,7 @@ fn hosts(mode: Mode, own_thread: bool, change: impl FnOnce(&mut Config)) -> Opti
     let server = match Net::open(server) {
         Ok(server) => server,
         Err(OpenError::Io(error)) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            eprintln!("skipped: {error}");
+            tidegate_needs::skip("real-time priorities", error);
             return None;
         }
         Err(error) => panic!("{error}"),

@@ -126,7 +126,7 @@ fn wakes_sleeping_receiver_in_every_mode() {
         let [host, _] = match opened {
             Ok(hosts) => hosts,
             Err(OpenError::Io(error)) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                eprintln!("skipped: {error}");
+                tidegate_needs::skip("real-time priorities", error);
                 continue;
             }
             Err(error) => panic!("{error}"),

@@ -35,7 +35,7 @@ fn hosts(mode: Mode) -> Option<(Net, Net)> {
     let server = match Net::open(config(b, 2).gate(gate).own_thread(true)) {
         Ok(server) => server,
         Err(OpenError::Io(error)) if error.kind() == ErrorKind::PermissionDenied => {
-            eprintln!("skipped: {error}");
+            tidegate_needs::skip("real-time priorities", error);
             return None;
         }
         Err(error) => panic!("{error}"),

@@ -11,7 +11,6 @@ mod channel;
 mod conditions;
 mod connection;
 mod descriptors;
-mod durations;
 mod exchange;
 mod files;
 mod ledger;
@@ -25,7 +24,6 @@ mod settings;
 
 pub use access_log::AccessLog;
 pub use body::ResponseBody;
-pub use durations::DurationCounts;
 pub use files::DocumentRoot;
 pub use limits::HttpLimits;
 pub use listener::{HttpListener, HttpStream};

@@ -21,11 +21,10 @@ use super::api;
 use super::body::ResponseBody;
 use super::conditions::ConditionalOutcome;
 use super::descriptors::is_out_of_descriptors;
-use super::durations::DurationCounts;
 use super::files::{DocumentRoot, FileEntry, FileLookup};
 use super::response::{build_response, method_not_allowed, status_response};
 use super::settings::HttpSettings;
-use crate::work;
+use crate::{DurationCounts, work};
 
 /// Counters of an HTTP server. May be read while the server runs.
 #[derive(Debug, Default)]
@@ -176,7 +175,7 @@ impl Service {
             work::spend(self.work_iterations);
         }
         let response = if has_valid_host(&request) { self.route(request) } else { bad_request() };
-        self.counters.durations.record(began.elapsed());
+        self.counters.durations.record(1, began.elapsed());
         self.finish(response)
     }
 

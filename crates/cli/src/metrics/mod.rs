@@ -18,7 +18,7 @@ pub(crate) use self::list::MetricsCommand;
 pub(crate) use self::server::{MetricsListener, MetricsServer};
 pub(crate) use self::sources::{
     DaemonSource, Latest, NetSource, RouterCounters, RouterSource, add_http, add_requests,
-    guard_readings, monitor_readings,
+    add_service_times, guard_readings, monitor_readings,
 };
 pub(crate) use self::table::Readings;
 

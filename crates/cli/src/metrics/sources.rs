@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidegate::gate::GateCounters;
 use tidegate::gate::admission::ClassCounters;
 use tidegate::{DropCounters, Net, NetCounters};
-use tidegate_apps::ServeCounters;
 use tidegate_apps::filter::FilterCounters;
 use tidegate_apps::http::HttpCounters;
 use tidegate_apps::monitor::Report as MonitorReport;
 use tidegate_apps::router::{Forwarder, ForwarderCounters, InterfaceReport};
+use tidegate_apps::{DurationCounts, ServeCounters};
 use tidegate_gate::admission::Admission;
 use tidegate_service::SocketState;
 use tidegate_service::daemon::{ApplicationReport, Controls, DaemonReport};
@@ -71,7 +71,7 @@ impl MetricsSource for NetSource {
         if let Some(first) = cores.first() {
             add_drops(&mut readings, &drops);
             add_gate(&mut readings, &gate);
-            add_classes(&mut readings, &first.classes);
+            add_classes(&mut readings, &first.classes, first.admission_limit_pps);
             let free: usize = self.nets.iter().map(Net::frames_available).sum();
             readings.add(&table::FREE_BUFFERS, [], free);
         }
@@ -83,6 +83,12 @@ impl MetricsSource for NetSource {
 pub(crate) fn add_requests(readings: &mut Readings, served: &ServeCounters) {
     readings.add(&table::REQUESTS, [], served.requests.load(Ordering::Relaxed));
     readings.add(&table::ANSWERS, [], served.replies.load(Ordering::Relaxed));
+}
+
+/// Adds the service times of a server of datagrams.
+pub(crate) fn add_service_times(readings: &mut Readings, times: &DurationCounts) {
+    let buckets = Value::Buckets(times.sum_seconds(), times.buckets());
+    readings.add(&table::UDP_DURATION, [], buckets);
 }
 
 /// Adds the counters of the HTTP server.
@@ -134,7 +140,7 @@ impl MetricsSource for DaemonSource {
         if let (Ok(drops), Ok(gate)) = (self.controls.drops(), self.controls.gate(None)) {
             add_drops(&mut readings, &drops);
             add_gate(&mut readings, &gate.counters);
-            add_classes(&mut readings, &gate.classes);
+            add_classes(&mut readings, &gate.classes, gate.limit_pps);
         }
         readings.add(&table::APPLICATIONS, [], report.applications.len());
         add_applications(&mut readings, &report.applications);
@@ -221,7 +227,7 @@ pub(crate) fn guard_readings(admission: &Admission) -> Readings {
     let mut readings = Readings::of_command("guard");
     let names = admission.classes().names().map(str::to_owned);
     let classes: Vec<_> = names.zip(admission.counters().iter().cloned()).collect();
-    add_classes(&mut readings, &classes);
+    add_classes(&mut readings, &classes, admission.total_pps());
     readings
 }
 
@@ -328,7 +334,19 @@ fn add_gate(readings: &mut Readings, gate: &GateCounters) {
     readings.add(&table::GATE_PAUSES, ["cpu_share"], gate.paused_by_share);
 }
 
-fn add_classes(readings: &mut Readings, classes: &[(String, ClassCounters)]) {
+/// Adds the admission classes, and the limit of all together, if admission limits now. Nothing
+/// without classes: there is no admission.
+fn add_classes(
+    readings: &mut Readings,
+    classes: &[(String, ClassCounters)],
+    limit_pps: Option<u64>,
+) {
+    if !classes.is_empty() {
+        readings.add(&table::ADMISSION_LIMITING, [], u64::from(limit_pps.is_some()));
+    }
+    if let Some(limit_pps) = limit_pps {
+        readings.add(&table::ADMISSION_LIMIT, [], limit_pps);
+    }
     for (name, class) in classes {
         let mut add = |result, packets: u64| {
             readings.add(&table::ADMISSION_PACKETS, [name.as_str(), result], packets);

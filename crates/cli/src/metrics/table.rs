@@ -89,8 +89,11 @@ metrics! {
     GATE_INTERRUPTS, "gate_interrupts", Counter, [], "daemon, serve, route, monitor", "Interrupts handled";
     GATE_PAUSES, "gate_pauses", Counter, ["cause"], "daemon, serve, route, monitor", "Times that receiving was found paused: a queue was full, or the CPU share was spent";
     ADMISSION_PACKETS, "admission_packets", Counter, ["class", "result"], "daemon, serve, guard", "Packets by class: admitted, or refused because the class was closed, had reached its rate, or the source its share";
+    ADMISSION_LIMITING, "admission_limiting", Gauge, [], "daemon, serve, guard", "1 while admission limits packets, 0 while it admits all";
+    ADMISSION_LIMIT, "admission_limit_packets_per_second", Gauge, [], "daemon, serve, guard", "Packets per second that admission admits in all; only while it limits packets";
     REQUESTS, "requests", Counter, [], "serve", "Requests passed to the service";
     ANSWERS, "answers", Counter, [], "serve", "Answers that the service made";
+    UDP_DURATION, "udp_service_duration_seconds", Histogram, [], "serve dns, serve echo", "Time from the arrival of a datagram in the core until its answer was with the device";
     DNS_LOG_LOST, "dns_lost_log_messages", Counter, [], "serve dns", "Queries and answers that the dnstap log lost because its receiver was too slow, or gone";
     HTTP_RESPONSES, "http_responses", Counter, ["code"], "serve http", "Responses by class of their status";
     HTTP_DURATION, "http_response_duration_seconds", Histogram, [], "serve http", "Time that responses took to make, without their transfer";

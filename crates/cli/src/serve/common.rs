@@ -4,8 +4,8 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use clap::Args;
 use clap::builder::TypedValueParser;
@@ -16,7 +16,9 @@ use tidegate::{
 use tidegate_apps::embedded::serve_udp_and_tcp;
 use tidegate_apps::kernel::{KernelOptions, KernelSocket, serve_kernel};
 use tidegate_apps::readers::{serve_kernel_readers, serve_readers};
-use tidegate_apps::{KernelBusyPoll, MessageLimits, Responder, ServeCounters};
+use tidegate_apps::{
+    DurationCounts, KernelBusyPoll, MessageLimits, Responder, ServeCounters, ServeState,
+};
 
 use crate::Failure;
 use crate::choices::choices;
@@ -25,7 +27,7 @@ use crate::control::{ControlSocket, NetCores};
 use crate::core_placement::{check_cores, check_cpus, pin_thread, run_on_cores};
 use crate::gate::GateOptions;
 use crate::host::{HostOptions, IoKind};
-use crate::metrics::{MetricsOption, NetSource, Readings, add_requests};
+use crate::metrics::{MetricsOption, NetSource, Readings, add_requests, add_service_times};
 use crate::process::{ServerThreads, Startup, announce_server, raise_priority};
 use crate::reload::{NetSettings, ReloadPart};
 use crate::report::ServeReport;
@@ -171,6 +173,8 @@ struct ServerRun<'a> {
     reload: Vec<ReloadPart>,
     /// Counters of requests and replies.
     served: &'static ServeCounters,
+    /// Service times of datagrams, if metrics show them.
+    durations: Option<&'static DurationCounts>,
     /// Metrics of the service.
     readings: ServiceReadings,
     /// Name of the network interface.
@@ -272,13 +276,20 @@ impl ServerOptions {
                 .map_err(|error| format!("{}: {error}", path.display()))?,
             None => &COUNTERS,
         };
-        let readings: ServiceReadings = Box::new(move |all| {
-            add_requests(all, served);
-            readings(all);
-        });
+        let with_counters = |durations: Option<&'static DurationCounts>| -> ServiceReadings {
+            Box::new(move |all| {
+                add_requests(all, served);
+                if let Some(durations) = durations {
+                    add_service_times(all, durations);
+                }
+                readings(all);
+            })
+        };
         let report = if host.io_kind() == IoKind::Kernel {
             let addresses = &host.kernel_addresses(port);
-            let run = ServerRun { name, addresses, startup, reload, served, readings, device };
+            let (durations, readings) = (None, with_counters(None));
+            let run =
+                ServerRun { name, addresses, startup, reload, served, durations, readings, device };
             self.serve_on_kernel(run, responder)?;
             ServeReport::kernel(name, served)
         } else {
@@ -289,7 +300,12 @@ impl ServerOptions {
             let nets = Net::open_cores(config.own_thread(own_thread), self.cores)?;
             let mut reload = reload;
             reload.push(self.net_settings().into_part(NetCores(nets.clone()))?);
-            let run = ServerRun { name, addresses, startup, reload, served, readings, device };
+            static DURATIONS: LazyLock<DurationCounts> = LazyLock::new(DurationCounts::default);
+            let is_timed = self.metrics.is_given() && !nets[0].has_threads();
+            let durations = is_timed.then(|| &*DURATIONS);
+            let readings = with_counters(durations);
+            let run =
+                ServerRun { name, addresses, startup, reload, served, durations, readings, device };
             self.serve_on_tidegate(run, &nets, responder, stream_limits, |e| host.explain(e))?;
             ServeReport::tidegate(name, served, &nets)
         };
@@ -312,7 +328,7 @@ impl ServerOptions {
         run: ServerRun<'_>,
         mut responder: impl Responder + Clone + Send,
     ) -> Result<(), Failure> {
-        let ServerRun { name, addresses, startup, reload, served, readings, device } = run;
+        let ServerRun { name, addresses, startup, reload, served, readings, device, .. } = run;
         let stop = &*startup.stop();
         let default = KernelOptions::default();
         let options = KernelOptions {
@@ -351,8 +367,10 @@ impl ServerOptions {
         stream_limits: Option<MessageLimits>,
         explain: impl Fn(std::io::Error) -> Failure,
     ) -> Result<(), Failure> {
-        let ServerRun { name, addresses, startup, reload, served, readings, device } = run;
+        let ServerRun { name, addresses, startup, reload, served, durations, readings, device } =
+            run;
         let stop = &*startup.stop();
+        let state = ServeState { stop, counters: served, durations };
         let options = UdpOptions::default().reuse_port(nets.len() > 1);
         let bind = |net: &Net| {
             let bind = |&address: &SocketAddr| UdpSocket::bind_with(net, address, options);
@@ -375,7 +393,7 @@ impl ServerOptions {
             return run_on_cores(cores, &self.core_cpus, stop, |core| {
                 let (((net, sockets), listeners), mut responder) = core;
                 let responder = &mut responder;
-                serve_udp_and_tcp(net, &sockets, &listeners, limits, responder, stop, served)
+                serve_udp_and_tcp(net, &sockets, &listeners, limits, responder, state)
             })
             .map_err(explain);
         }
@@ -386,7 +404,7 @@ impl ServerOptions {
             let stream_thread = (!listeners.is_empty()).then(|| {
                 scope.spawn(|| {
                     let responder = &mut stream_responder;
-                    serve_udp_and_tcp(net, &[], listeners, limits, responder, stop, served)
+                    serve_udp_and_tcp(net, &[], listeners, limits, responder, state)
                 })
             });
             let on_start = |number| pin_thread("reader", &self.reader_cpus, number);

@@ -230,7 +230,7 @@ mod tests {
     fn two_queues() -> Option<(TargetInterface, Vec<NapiSettings>)> {
         // SAFETY: only the network namespace of this thread changes.
         if let Err(error) = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) } {
-            eprintln!("skipped: needs root ({error})");
+            tidegate_needs::skip("root", error);
             return None;
         }
         for command in [
@@ -249,7 +249,7 @@ mod tests {
         let before = match napis(index) {
             Ok(napis) if !napis.is_empty() => napis,
             other => {
-                eprintln!("skipped: needs Linux 6.13 ({other:?})");
+                tidegate_needs::skip("linux-6_13", format!("{other:?}"));
                 return None;
             }
         };

@@ -155,7 +155,7 @@ mod tests {
         match PollRing::until_arrival(&[], FOREVER, &[mine.as_fd(), other.as_fd()]) {
             Ok(ring) => Some((ring, [a, b])),
             Err(error) => {
-                eprintln!("skipped: needs Linux 6.13 ({error})");
+                tidegate_needs::skip("linux-6_13", error);
                 None
             }
         }

@@ -234,7 +234,7 @@ mod tests {
     fn verifier_reads_admission_once() {
         let program = match SteeringProgram::load() {
             Ok(program) => program,
-            Err(error) => return eprintln!("skipped: needs root ({error})"),
+            Err(error) => return tidegate_needs::skip("root", error),
         };
         let info = program.ebpf.program("steer").unwrap().info().unwrap();
         let count = info.verified_instruction_count().expect("Linux 5.16");

@@ -13,7 +13,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 pub fn can_create_namespaces() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("skipped: needs root");
+        tidegate_needs::skip("root", "network namespaces need root");
     }
     root
 }

@@ -31,7 +31,7 @@ pub fn enter_namespace() -> bool {
             true
         }
         Err(error) => {
-            eprintln!("skipped: needs root, or to run inside `unshare -rn` ({error})");
+            tidegate_needs::skip("root", format!("or run inside `unshare -rn` ({error})"));
             false
         }
     }
@@ -48,7 +48,7 @@ pub fn ip(arguments: &str) {
 pub fn has_tun() -> bool {
     let file = File::options().read(true).write(true).open("/dev/net/tun");
     if let Err(error) = &file {
-        eprintln!("skipped: /dev/net/tun cannot be opened ({error})");
+        tidegate_needs::skip("tun", format!("/dev/net/tun cannot be opened ({error})"));
     }
     file.is_ok()
 }

@@ -13,7 +13,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 pub fn is_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("skipped {test}: network namespaces need root");
+        tidegate_needs::skip("root", format!("{test} makes network namespaces"));
     }
     root
 }
@@ -25,7 +25,7 @@ pub fn has_programs(test: &str, programs: &[&str]) -> bool {
         .iter()
         .find(|program| !path.split(':').any(|folder| Path::new(folder).join(program).exists()));
     if let Some(program) = missing {
-        eprintln!("skipped {test}: {program} is not installed");
+        tidegate_needs::skip(program, format!("{program} is not installed, for {test}"));
     }
     missing.is_none()
 }

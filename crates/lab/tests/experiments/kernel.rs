@@ -10,7 +10,7 @@ fn can_trace(test: &str) -> bool {
     let folder = "/sys/kernel/tracing/instances";
     let available = is_root(test) && std::path::Path::new(folder).exists();
     if !available {
-        eprintln!("skipped {test}: no {folder}");
+        tidegate_needs::skip("tracefs", format!("{test}: no {folder}"));
     }
     available
 }

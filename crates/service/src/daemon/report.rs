@@ -140,6 +140,9 @@ pub struct GateState {
     pub counters: GateCounters,
     /// Admitted and refused packets of each admission class, on the primary core.
     pub classes: Vec<(String, ClassCounters)>,
+    /// Packets per second that admission admits in all, on the primary core; `None` while it limits
+    /// nothing.
+    pub limit_pps: Option<u64>,
 }
 
 /// Time limit for the daemon's answer.

@@ -86,6 +86,8 @@ pub struct NetCounters {
     pub gate: GateCounters,
     /// Admitted and refused packets of each class; empty without admission control.
     pub classes: Vec<(String, ClassCounters)>,
+    /// Packets per second that admission admits in all; `None` while it limits nothing.
+    pub admission_limit_pps: Option<u64>,
     /// Frames at the device.
     pub device: DeviceCounters,
     /// Packets in the stack.
@@ -315,9 +317,10 @@ impl Net {
         let Some(mut core) = self.lock_embedded() else { return NetCounters::default() };
         let gate = *core.engine.gate().counters();
         let classes = core.engine.class_counters();
+        let admission_limit_pps = core.engine.admission_limit_pps();
         let (engine, device, stack) = core.engine.counters();
         let stack = stack.clone();
-        NetCounters { engine, gate, classes, device, stack }
+        NetCounters { engine, gate, classes, admission_limit_pps, device, stack }
     }
 
     /// Lock statistics since the stack was opened, if [`NetConfig::lock_statistics`] enabled

@@ -13,6 +13,7 @@ pub(crate) mod followers;
 pub(crate) mod poll_sets;
 pub(crate) mod readers;
 pub(crate) mod readiness;
+pub(crate) mod service_times;
 pub(crate) mod sleeper;
 pub(crate) mod socket_id;
 pub(crate) mod socket_ops;

@@ -12,6 +12,7 @@ use crate::types::datagram::DatagramMeta;
 #[cfg(feature = "attach")]
 use crate::types::exchange::ExchangeBuffers;
 use crate::types::exchange::{Exchange, MAX_EXCHANGE_DATAGRAMS};
+use crate::types::service_times::ServiceTimes;
 
 impl UdpSocket {
     /// Answers datagrams in a batch: waits for at least one datagram, and passes each to
@@ -46,6 +47,23 @@ impl UdpSocket {
         self.exchange_batch(InPlace(respond))
     }
 
+    /// Like [`UdpSocket::exchange`], and measures how long the datagrams took from their arrival
+    /// until the device had the replies. Afterwards [`ServiceTimes::last`] has the times of this
+    /// exchange. `times` belongs to this socket alone, and to all of its exchanges.
+    ///
+    /// The clock is read once for each burst that arrives and once for each exchange.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::exchange`].
+    pub fn exchange_timed(
+        &self,
+        times: &mut ServiceTimes,
+        respond: impl FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>,
+    ) -> io::Result<usize> {
+        times.clear_last();
+        self.exchange_batch(Timed { exchange: Separate(respond), times })
+    }
+
     /// Waits for datagrams, answers a batch of them, and transmits the replies.
     fn exchange_batch(&self, mut exchange: impl Exchange) -> io::Result<usize> {
         self.net().udp_exchange(self.udp_id(), self.read_deadline(), &mut exchange)
@@ -57,6 +75,44 @@ struct Separate<F>(F);
 
 /// Callback that writes each reply over its request.
 struct InPlace<F>(F);
+
+/// Exchange whose service times are measured.
+struct Timed<'t, E> {
+    exchange: E,
+    times: &'t mut ServiceTimes,
+}
+
+impl<E: Exchange> Exchange for Timed<'_, E> {
+    #[inline]
+    fn answer_in_frames(
+        &mut self,
+        stack: &mut Stack,
+        arena: &mut Arena,
+        now_ns: u64,
+        id: UdpId,
+    ) -> usize {
+        self.exchange.answer_in_frames(stack, arena, now_ns, id)
+    }
+
+    #[cfg(feature = "attach")]
+    fn answer_copy<'b>(
+        &mut self,
+        buffers: &'b mut ExchangeBuffers,
+        request: &DatagramMeta,
+    ) -> Option<&'b [u8]> {
+        self.exchange.answer_copy(buffers, request)
+    }
+
+    const IS_TIMED: bool = true;
+
+    fn on_queued(&mut self, queued: usize, arrival_ns: u64) {
+        self.times.on_queued(queued, arrival_ns);
+    }
+
+    fn on_answered(&mut self, taken: usize, now_ns: u64) {
+        self.times.on_answered(taken, now_ns);
+    }
+}
 
 impl<F: FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>> Exchange for Separate<F> {
     #[inline]

@@ -39,7 +39,8 @@ impl NetworkCore {
         let engine = &mut self.server.engine;
         settings.map_or(Ok(()), |settings| engine.set_gate(settings))?;
         let (settings, counters) = (engine.gate().settings().clone(), *engine.gate().counters());
-        Ok(GateState { settings, counters, classes: engine.class_counters() })
+        let (classes, limit_pps) = (engine.class_counters(), engine.admission_limit_pps());
+        Ok(GateState { settings, counters, classes, limit_pps })
     }
 }
 

@@ -12,13 +12,17 @@ impl EmbeddedCore {
     /// Answers a batch of datagrams, and transmits the replies. Returns the number of datagrams
     /// taken; `None` when none is waiting.
     #[inline]
-    pub(crate) fn udp_exchange(
+    pub(crate) fn udp_exchange<E: Exchange>(
         &mut self,
         id: UdpId,
-        exchange: &mut impl Exchange,
+        exchange: &mut E,
     ) -> Option<io::Result<usize>> {
         if let Some(error) = self.udp_take_error(id) {
             return Some(Err(error));
+        }
+        if E::IS_TIMED {
+            self.engine.measure_arrivals();
+            exchange.on_queued(self.engine.stack().udp_queue_len(id), self.engine.arrival_ns());
         }
         let (stack, arena, now_ns) = self.engine.parts();
         let taken = exchange.answer_in_frames(stack, arena, now_ns, id);
@@ -26,6 +30,10 @@ impl EmbeddedCore {
             return None;
         }
         self.wake_next_reader(id);
-        Some(self.engine.flush().map(|()| taken))
+        let flushed = self.engine.flush();
+        if E::IS_TIMED {
+            exchange.on_answered(taken, self.engine.time_ns());
+        }
+        Some(flushed.map(|()| taken))
     }
 }
