@@ -59,6 +59,16 @@ pub(crate) enum Role {
     Follower { leader: Arc<SecondaryCores>, medium: Medium, next_report_ns: u64 },
 }
 
+impl Role {
+    /// Admission control of the leader.
+    pub(crate) fn admitter(&self) -> Option<&Admitter> {
+        match self {
+            Self::Leader(admitter) => Some(admitter),
+            _ => None,
+        }
+    }
+}
+
 impl Admitter {
     /// Checks the configuration and installs the classes in the device. `seed` keys the hash
     /// functions and should be secret.

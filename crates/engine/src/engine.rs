@@ -184,7 +184,7 @@ impl Engine {
     /// If the configuration is invalid or the device rejects it.
     pub fn set_admission(&mut self, config: &Config, seed: [u8; 16]) -> Result<(), AdmissionError> {
         let mut admitter = Admitter::new(config, seed, &mut *self.device)?;
-        if let Some(others) = self.admitter().and_then(Admitter::secondary_cores) {
+        if let Some(others) = self.admission.admitter().and_then(Admitter::secondary_cores) {
             admitter.attach_secondary_cores(Arc::clone(others));
         }
         self.admission = Role::Leader(Box::new(admitter));
@@ -195,14 +195,7 @@ impl Engine {
 
     /// Admission controller, if this engine is the leader.
     pub fn admission(&self) -> Option<&Admission> {
-        self.admitter().map(Admitter::admission)
-    }
-
-    fn admitter(&self) -> Option<&Admitter> {
-        match &self.admission {
-            Role::Leader(admitter) => Some(admitter),
-            _ => None,
-        }
+        self.admission.admitter().map(Admitter::admission)
     }
 
     /// Makes this engine the admission leader of `followers`, which report their load to it. Does
@@ -685,7 +678,7 @@ impl Engine {
     /// input queue count as drops of the device.
     pub fn counters(&mut self) -> (EngineCounters, DeviceCounters, &Counters) {
         let mut device = self.device.counters();
-        let admitter_drops = self.admitter().map(Admitter::drops);
+        let admitter_drops = self.admission.admitter().map(Admitter::drops);
         for drops in admitter_drops.into_iter().chain([&self.input_drops]) {
             device.received -= drops.total().min(device.received);
             device.drops.merge(drops);

@@ -20,9 +20,9 @@ use tidegate_gate::{admission, transmit};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct PacketClasses {
-    /// Which packets pass under overload.
+    /// Classes that decide which packets pass under overload.
     pub admission: Option<admission::Config>,
-    /// Which frames go first while the link is slower than its senders.
+    /// Classes that decide which frames go first while the link is slower than its senders.
     pub transmit: Option<transmit::Config>,
 }
 

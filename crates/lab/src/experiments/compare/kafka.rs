@@ -114,8 +114,15 @@ pub fn run(config: &KafkaConfig) -> Result<Experiment, LabError> {
         }
     }
 
+    Ok(report(config, &passes, &rows))
+}
+
+/// First pass of a client in one direction.
+type DirectionPass = (KafkaClient, &'static str, Rate, FirstPass<StackKind>);
+
+fn report(config: &KafkaConfig, passes: &[DirectionPass], rows: &[Row]) -> Experiment {
     let mut result = Experiment::new("kafka");
-    for (client, direction, rate, pass) in &passes {
+    for (client, direction, rate, pass) in passes {
         let of = |stack: StackKind| {
             let row = rows.iter().find(|row| row.client == *client && row.stack == stack);
             row.map_or(f64::NAN, |row| row.median(*rate))
@@ -131,13 +138,13 @@ pub fn run(config: &KafkaConfig) -> Result<Experiment, LabError> {
         vec!["client", "way", "produced_per_second", "consumed_per_second", "core_percent"];
     result.note(format!(
         "kcat of Debian's package, unmodified, and a client linked with the C library, both on \
-         librdkafka with its defaults, on core {server_core} with the daemon where there is one; a \
-         Kafka broker on kernel sockets on core {load_core}; {} messages of {MESSAGE_BYTES} bytes, \
+         librdkafka with its defaults, on core 1 with the daemon where there is one; a \
+         Kafka broker on kernel sockets on core 0; {} messages of {MESSAGE_BYTES} bytes, \
          each way from the start of the client to its end, compared when they have come back; \
          medians of {}; the kernel's ways as in `apps`",
         config.messages, config.repeats
     ));
-    Ok(result)
+    result
 }
 
 impl KafkaClient {
