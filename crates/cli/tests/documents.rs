@@ -146,6 +146,25 @@ fn links_lead_to_files_and_sections() {
     }
 }
 
+/// Paths of the tree in the text are those of files. The change log names files of its time.
+#[test]
+fn paths_are_those_of_files() {
+    let folders = ["crates/", "docs/", "fuzz/", "packaging/", "scripts/", "suites/"];
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let mut count = 0;
+    for page in pages().iter().filter(|page| *page != "CHANGELOG.md") {
+        let text = read(page);
+        let spans = text.split('`').skip(1).step_by(2);
+        for path in spans.filter(|span| folders.iter().any(|folder| span.starts_with(folder))) {
+            if path.chars().all(is_plain) {
+                count += 1;
+                assert!(root().join(path).exists(), "{page}: no {path}");
+            }
+        }
+    }
+    assert!(count > 100, "{count}");
+}
+
 /// Anchor of a heading, as in GitHub's pages; `None` for other lines.
 fn slug(line: &str) -> Option<String> {
     let heading = line.strip_prefix('#')?.trim_start_matches('#').trim().to_lowercase();
