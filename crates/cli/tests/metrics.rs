@@ -263,7 +263,7 @@ fn page_draws_a_flood() {
     let testbed = Testbed::new(DeviceKind::Xdp);
     let server = testbed
         .serve(DeviceKind::Xdp, &["echo", "--work-ns", "20000", "--admission", "--metrics", V4]);
-    let flood = load(&testbed, &format!("{SERVER_V4}:7"), &[]);
+    let flood = load(&testbed, &format!("{SERVER_V4}:7"));
     let began = Instant::now();
     let drops = |text: &str| -> f64 {
         let lines = text.lines().filter(|line| line.starts_with("tidegate_drops_total{"));
@@ -335,9 +335,9 @@ fn page_draws_a_flood() {
 }
 
 /// Runs `tidegate load udp` in the client's namespace; it ends with the returned value.
-fn load(testbed: &Testbed, target: &str, flags: &[&str]) -> Killed {
+fn load(testbed: &Testbed, target: &str) -> Killed {
     let mut load = testbed.client().command(env!("CARGO_BIN_EXE_tidegate"));
-    load.args(["load", "udp", target, "--seconds", "600"]).args(flags);
+    load.args(["load", "udp", target, "--seconds", "600"]);
     Killed(load.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
@@ -349,58 +349,6 @@ impl Drop for Killed {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// Draws docs/metrics-page.png: the values of two minutes, the last one and a half under a flood. The
-/// browser compresses little: any optimizer of PNG files makes the picture smaller.
-#[test]
-#[ignore = "takes two minutes, and draws a picture for docs/metrics.md"]
-fn picture_of_a_flood() {
-    const CALM_SECONDS: usize = 30;
-    const SECONDS: usize = 120;
-    let testbed = Testbed::new(DeviceKind::Xdp);
-    let flags = ["echo", "--work-ns", "20000", "--admission", "--cpu", "1", "--metrics", V4];
-    let server = testbed.serve(DeviceKind::Xdp, &flags);
-    let known = ["--rate", "5000", "--cpu", "0"];
-    let _known = load(&testbed, &format!("[{SERVER_V6}]:7"), &known);
-    let (mut texts, mut flood, began) = (Vec::new(), None, Instant::now());
-    for second in 0..SECONDS {
-        let next = Instant::now() + Duration::from_secs(1);
-        if second == CALM_SECONDS {
-            let flags = ["--rate", "100000", "--cpu", "0"];
-            flood = Some(load(&testbed, &format!("{SERVER_V4}:7"), &flags));
-        }
-        let text = fetch(testbed.server(), V4, &[]);
-        texts.push((began.elapsed().as_secs_f64() * 1e3, text));
-        std::thread::sleep(next.saturating_duration_since(Instant::now()));
-    }
-    drop((flood, server));
-
-    // The browser's clock runs as fast as the page can draw: each text has its own time.
-    let texts = serde_json::to_string(&texts).unwrap();
-    let stub = format!(
-        "<script>let asked = -1; const texts = {texts}; performance.now = () => texts[asked][0];\
-         window.fetch = async () => {{ asked = Math.min(asked + 1, texts.length - 1);\
-         return {{ ok: true, text: async () => texts[asked][1] }}; }};</script>"
-    );
-    let page = include_str!("../src/metrics/page.html").replacen(
-        "<script>",
-        &format!("{stub}<script>"),
-        1,
-    );
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("page.html");
-    fs::write(&file, page).unwrap();
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let picture = root.join("docs/metrics-page.png");
-    let budget = format!("--virtual-time-budget={}", (SECONDS - 1) * 1000);
-    let mut browser = Command::new("chromium");
-    browser.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]);
-    browser.args(["--window-size=1400,720", &budget]);
-    browser.arg(format!("--user-data-dir={}", folder.path().display()));
-    browser.arg(format!("--screenshot={}", picture.display()));
-    let output = browser.arg(format!("file://{}", file.display())).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
