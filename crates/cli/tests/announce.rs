@@ -16,14 +16,11 @@ use serde_json::Value;
 use support::run::{ChildProcess, library};
 use support::running::Running;
 use support::{
-    CLIENT_V4, CLIENT_V6, DeviceKind, SERVER_V4, SERVER_V6, Server, Testbed, has_programs, is_root,
-    tidegate, wait_until, zone,
+    DeviceKind, SERVER_V4, SERVER_V6, Server, Testbed, has_programs, is_root, tidegate, wait_until,
+    zone,
 };
 
 const NAME: &str = "dns:www.example.test";
-
-/// Interface of an announcer unless a test gives another.
-const INTERFACE: &str = "tidegate0";
 
 /// Port of the program on the daemon.
 const PROGRAM_PORT: u16 = 7000;
@@ -140,12 +137,7 @@ impl AnnouncedHost {
     }
 
     fn drain(&self, flags: &[&str]) -> Value {
-        self.drain_by("announce", flags)
-    }
-
-    /// As [`Self::drain`], of the announcer whose socket has this name.
-    fn drain_by(&self, socket: &str, flags: &[&str]) -> Value {
-        let socket = self.text(socket);
+        let socket = self.text("announce");
         let arguments = ["drain", "--wait", "0", "--json", "--socket", &socket];
         let output = tidegate(&[&arguments, flags].concat());
         assert!(output.status.success(), "{output:?}");
@@ -154,11 +146,7 @@ impl AnnouncedHost {
 
     /// True if the interface exists; the second is true if it is up.
     fn interface(&self) -> (bool, bool) {
-        self.interface_by(INTERFACE)
-    }
-
-    fn interface_by(&self, name: &str) -> (bool, bool) {
-        match self.testbed.server().ip(&["link", "show", name]) {
+        match self.testbed.server().ip(&["link", "show", "tidegate0"]) {
             Ok(text) => (true, text.contains("UP")),
             Err(_) => (false, false),
         }
@@ -237,64 +225,6 @@ fn failed_check_withdraws_and_errors_name_the_next_step() {
 
     let error = error_of_start("other");
     assert!(error.contains("--interface tidegate0") && error.contains("another name"), "{error}");
-}
-
-/// A flood that is stopped on drop.
-struct FloodCommand(std::process::Child);
-
-impl Drop for FloodCommand {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn flood(host: &AnnouncedHost, address: &str) -> FloodCommand {
-    let mut command = host.testbed.client().command(env!("CARGO_BIN_EXE_tidegate"));
-    let target = std::net::SocketAddr::new(address.parse().unwrap(), 7).to_string();
-    command.args(["load", "udp", &target, "--seconds", "600"]);
-    FloodCommand(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
-}
-
-/// Known traffic is all from the client here: more of it than the server can handle.
-#[test]
-fn gate_that_refuses_known_traffic_withdraws_until_it_admits_again() {
-    if !is_root("--refused-for") {
-        return;
-    }
-    let host = AnnouncedHost::new();
-    let config = host.text("config");
-    let sources = format!("[{{ source = '{CLIENT_V4}/32' }}, {{ source = '{CLIENT_V6}/128' }}]");
-    std::fs::write(&config, format!("[[admission.class]]\nname = 'known'\nmatch = {sources}\n"))
-        .unwrap();
-    let control = host.text("control");
-    let _commands = serve_bird(&host.path("bird"));
-    let flags = ["echo", "--work-ns", "100000", "--config", &config, "--control", &control];
-    let _server = host.testbed.serve(DeviceKind::Xdp, &flags);
-    // Under load a check may fail; that alone withdraws nothing here.
-    let flags = ["--check", "udp:7", "--control", &control, "--fall", "1000000", "--hold", "0.1"];
-    let _announcer =
-        host.announce_by("announce", &[&flags[..], &["--refused-for", "0.1"]].concat());
-    // These announcers have no known traffic that is refused, or do not ask for it.
-    let others: [(&str, &[&str]); 2] =
-        [("unasked", &[]), ("unknown", &["--refused-for", "0.1", "--known-class", "others"])];
-    let _others = others.map(|(name, more)| {
-        host.announce_by(name, &[&flags[..], &["--interface", name], more].concat())
-    });
-    for address in [SERVER_V4, SERVER_V6] {
-        host.wait_until_up(true);
-        let flood = flood(&host, address);
-        host.wait_until_up(false);
-        let state = host.drain(&["--status"]);
-        assert_eq!(state["reason"], "known_refused", "{state}");
-        for (name, _) in others {
-            assert_eq!(host.interface_by(name), (true, true), "{name}");
-            let state = host.drain_by(name, &["--status"]);
-            assert_eq!(state["announced"], true, "{name}: {state}");
-        }
-        drop(flood);
-        host.wait_until_up(true);
-    }
 }
 
 #[test]

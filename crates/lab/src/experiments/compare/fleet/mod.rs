@@ -190,10 +190,8 @@ pub fn run(config: &FleetConfig) -> Result<Experiment, LabError> {
     if parts.contains(&FleetPart::Flood) {
         let service = FleetService::Echo { work_ns: config.work_ns };
         let fleet = Fleet::start(service, server_core, load_core)?;
-        let mut capacity_pps = 0.0;
         for repeat in 1..=config.repeats {
-            let outcome = measure_flood(config, &fleet, load_core, capacity_pps)?;
-            capacity_pps = outcome.capacity_pps;
+            let outcome = measure_flood(config, &fleet, load_core)?;
             progress.step(format_args!("{repeat} flood: floor {:.3}", outcome.floor()));
             floods.push(outcome);
         }
@@ -302,13 +300,10 @@ fn drain_and_undo(config: &FleetConfig, fleet: &mut Fleet) -> Result<(), LabErro
     fleet.wait_for_routes(SERVERS)
 }
 
-/// Measures the capacity of a server, which is at least `min_capacity_pps`, and then a flood of that
-/// server: whatever takes the processors during one measurement makes no flood smaller.
 fn measure_flood(
     config: &FleetConfig,
     fleet: &Fleet,
     core: usize,
-    min_capacity_pps: f64,
 ) -> Result<FloodOutcome, LabError> {
     let member = &fleet.members[0];
     let frames = attack_frames(fleet);
@@ -323,7 +318,7 @@ fn measure_flood(
     thread::sleep(config.time() / 2);
     let before = answers()?;
     thread::sleep(config.time());
-    let capacity_pps = ((answers()? - before) as f64 / config.seconds).max(min_capacity_pps);
+    let capacity_pps = (answers()? - before) as f64 / config.seconds;
     flood.set_rate(Some(0.0))?;
 
     let service = FleetService::Echo { work_ns: config.work_ns };
@@ -452,8 +447,8 @@ fn add_notes(result: &mut Experiment, config: &FleetConfig) {
     );
     result.note(format!(
         "the flooded service echoes, with {} ns of work for each request, and admission control; \
-         unknown sources send at {} times the largest capacity of one server that was measured until \
-         then; the floor is the worst of {} runs",
+         unknown sources send at {} times the measured capacity of one server; the floor is the worst \
+         of {} runs",
         config.work_ns, config.flood_factor, config.repeats
     ));
     result.note(FLOOD_NOTE);
