@@ -102,7 +102,7 @@ impl<'p> Entry<'p> {
         };
         let is_there = state == State::Reproduced;
         let (holds, ours) = if is_there { judge(plan, results) } else { (None, String::new()) };
-        let ratio = if is_there { ratio(plan, &kernel, &tidegate) } else { None };
+        let ratio = if is_there && plan.has_ratio { ratio(plan, &kernel, &tidegate) } else { None };
         let of_runs = |key: &str| {
             let found = runs.iter().filter_map(|run| results.get(run)?[key].as_str());
             let mut found: Vec<String> = found.map(str::to_owned).collect();
@@ -258,6 +258,7 @@ mod tests {
             log_x: false,
             log_y: false,
             less_is_better,
+            has_ratio: true,
             repeats: false,
             not_possible: None,
             holds: "concurrent_reads.figures.scaling > 1.5".to_owned(),
@@ -290,9 +291,11 @@ mod tests {
         assert_eq!((made.holds, made.ours.as_str()), (Some(true), "1.75 times"));
         assert_eq!(made.ratio, Some(Ratio { median: 2.0, lowest: 0.5, highest: 4.0 }));
         assert_eq!((made.to_json()["commit"].as_str(), made.commands.len()), (Some("abc"), 1));
-        let plan = entry(true);
+        let mut plan = entry(true);
         let made = Entry::new(&plan, &tables, &results).unwrap();
         assert_eq!(made.ratio, Some(Ratio { median: 0.5, lowest: 0.25, highest: 2.0 }));
+        plan.has_ratio = false;
+        assert_eq!(Entry::new(&plan, &tables, &results).unwrap().ratio, None);
     }
 
     #[test]

@@ -70,6 +70,9 @@ pub(super) struct PlannedEntry {
     /// Less is better.
     #[serde(default)]
     pub(super) less_is_better: bool,
+    /// False for values that are nearly zero on both sides: their ratio says nothing.
+    #[serde(default = "yes")]
+    pub(super) has_ratio: bool,
     /// The points of a place are repetitions of one measurement.
     #[serde(default)]
     pub(super) repeats: bool,
@@ -107,6 +110,10 @@ pub(super) struct Query {
     /// Expressions over a row: ends of the spread.
     pub(super) low: Option<String>,
     pub(super) high: Option<String>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn every_row() -> String {
