@@ -17,7 +17,7 @@ pub(crate) struct ReportCommand {
     /// Write the page to this file, and its numbers beside it, ending in .json
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     out: PathBuf,
-    /// Short measurements, for a first look: 15 minutes in all
+    /// Short measurements, for a first look: 10 minutes in all
     #[arg(long)]
     quick: bool,
     /// Levels as long as in the papers, such as 60 s
