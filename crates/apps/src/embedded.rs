@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate::{DatagramMeta, Net, Poll, ServiceTimes, TcpListener, Token, UdpSocket};
+use tidegate::{DatagramMeta, Net, Poll, ServiceTimes, TcpListener, Token, UdpRequest, UdpSocket};
 
 use crate::messages::MessageServer;
 use crate::responder::unix_time_ns;
@@ -102,11 +102,11 @@ pub fn serve_udp_and_tcp(
         responder.start_batch(&unix_time_ns);
         let mut served = 0;
         for (socket, times) in sockets.iter().zip(&mut times) {
-            served += match (&mut batch_buffers, durations) {
-                (Some(buffers), _) => buffers.serve_batch(socket, responder, counters)?,
-                (None, None) => serve_batch(socket, responder, counters)?,
-                (None, Some(durations)) => {
-                    serve_timed_batch(socket, responder, counters, times, durations)?
+            served += match &mut batch_buffers {
+                Some(buffers) => buffers.serve_batch(socket, responder, counters)?,
+                None => {
+                    let timed = durations.map(|durations| (times, durations));
+                    serve_batch(socket, responder, counters, timed)?
                 }
             };
         }
@@ -121,47 +121,30 @@ pub fn serve_udp_and_tcp(
     Ok(())
 }
 
-/// Answers the datagrams that wait on one socket, at most a batch. Returns the number received.
+/// Answers a batch of datagrams in their frames, and counts them, also by their service times if
+/// `timed`. Returns their number.
 fn serve_batch(
     socket: &UdpSocket,
     responder: &mut impl Responder,
     counters: &ServeCounters,
+    timed: Option<(&mut ServiceTimes, &DurationCounts)>,
 ) -> io::Result<usize> {
     let mut replies = 0;
-    let exchanged = socket.exchange(|request, reply| {
+    let respond = |request: UdpRequest<'_>, reply: &mut [u8]| {
         let len = responder.respond(request.bytes, request.from, reply);
         replies += u64::from(len.is_some());
         len
-    });
-    count_batch(exchanged, replies, counters)
-}
-
-/// As [`serve_batch`], and counts the service times.
-fn serve_timed_batch(
-    socket: &UdpSocket,
-    responder: &mut impl Responder,
-    counters: &ServeCounters,
-    times: &mut ServiceTimes,
-    durations: &DurationCounts,
-) -> io::Result<usize> {
-    let mut replies = 0;
-    let exchanged = socket.exchange_timed(times, |request, reply| {
-        let len = responder.respond(request.bytes, request.from, reply);
-        replies += u64::from(len.is_some());
-        len
-    });
-    for &(count, time) in times.last() {
-        durations.record(count as u64, time);
-    }
-    count_batch(exchanged, replies, counters)
-}
-
-/// Counts the requests of an exchange, and its replies. Returns the number of requests.
-fn count_batch(
-    exchanged: io::Result<usize>,
-    replies: u64,
-    counters: &ServeCounters,
-) -> io::Result<usize> {
+    };
+    let exchanged = match timed {
+        None => socket.exchange(respond),
+        Some((times, durations)) => {
+            let exchanged = socket.exchange_timed(times, respond);
+            for &(count, time) in times.last() {
+                durations.record(count as u64, time);
+            }
+            exchanged
+        }
+    };
     match exchanged {
         Ok(requests) => {
             ServeCounters::add(&counters.requests, requests as u64);
