@@ -70,7 +70,7 @@ pub(super) struct PlannedEntry {
     /// Less is better.
     #[serde(default)]
     pub(super) less_is_better: bool,
-    /// False for values that are nearly zero on both sides: their ratio says nothing.
+    /// False where a ratio says nothing: values nearly zero on both sides, shares of a whole.
     #[serde(default = "yes")]
     pub(super) has_ratio: bool,
     /// The points of a place are repetitions of one measurement.

@@ -128,6 +128,8 @@ impl Case {
             row[format!("errors_{phase}")] =
                 json!(of(&|run, level| service(run, level).errors as f64));
         }
+        row["mean_ms_during_lowest"] = json!(of(&|run, level| 1e3 * run.mean_s_range(level).0));
+        row["mean_ms_during_highest"] = json!(of(&|run, level| 1e3 * run.mean_s_range(level).1));
         if has_timeline(level_pps) {
             let bins = self.runs[0].bins(&self.runs[0].levels[level], config.third_seconds);
             let finite = |ms: f64| ms.is_finite().then(|| round_to_thousandths(ms));
@@ -162,7 +164,8 @@ pub(super) fn describe(config: &WebServerConfig, has_httperf: bool, result: &mut
     ));
     result.note(format!(
         "answered: responses for each second in which they came; mean_ms and p99_ms: time from when \
-         a request was due to the end of its response, of the requests due in that third; errors: \
+         a request was due to the end of its response, of the requests due in that third, lowest and \
+         highest of its quarters; errors: \
          requests without a complete response within {} s; recovery: time until 95 % of 100 requests are \
          answered within twice the 99th percentile of before",
         REQUEST_TIMEOUT.as_secs()

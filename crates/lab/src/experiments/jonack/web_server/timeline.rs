@@ -24,6 +24,8 @@ const LEARNING_SECONDS: f64 = 4.0;
 /// Responses are as before once their times are within this many times the 99th percentile of
 /// before.
 const RECOVERED_FACTOR: f64 = 2.0;
+/// Equal parts of a flood whose means are its spread.
+const PARTS: u32 = 4;
 /// Width of a bin of the time line, in seconds.
 pub(super) const BIN_S: f64 = 1.0;
 
@@ -125,6 +127,16 @@ impl Timeline {
         service(&self.records, level.flood_s)
     }
 
+    /// Lowest and highest mean response time of the parts of a flood, in seconds.
+    pub(super) fn mean_s_range(&self, level: &LevelRun) -> (f64, f64) {
+        let (from_s, to_s) = level.flood_s;
+        let part_s = (to_s - from_s) / f64::from(PARTS);
+        let start_s = |part: u32| from_s + f64::from(part) * part_s;
+        let means = (0..PARTS)
+            .map(|part| service(&self.records, (start_s(part), start_s(part + 1))).mean_s);
+        means.fold((f64::INFINITY, 0.0), |(low, high), mean| (mean.min(low), mean.max(high)))
+    }
+
     pub(super) fn after(&self, level: &LevelRun) -> Service {
         service(&self.records, (level.flood_s.1, level.end_s))
     }
@@ -216,6 +228,14 @@ pub(super) mod tests {
         let after = late.after(level);
         assert!((after.answered_per_s - 150.0).abs() <= 2.0, "late responses too: {after:?}");
         assert!((after.mean_s - 0.001).abs() < 1e-9, "{after:?}");
+    }
+
+    #[test]
+    fn spread_of_a_flood_is_that_of_its_parts() {
+        let mut uneven = timeline(Some(0.002));
+        uneven.records[175..].iter_mut().for_each(|one| one.latency_s = Some(0.004));
+        let (lowest, highest) = uneven.mean_s_range(&uneven.levels[0]);
+        assert!((lowest - 0.002).abs() < 1e-9 && (highest - 0.004).abs() < 1e-9);
     }
 
     #[test]
