@@ -22,6 +22,7 @@ pub fn check(input: &[u8]) -> Option<usize> {
     assert!(meta.packet_bytes as usize <= frame.len());
     let has_ports = matches!(meta.kind, PacketKind::Ip(Protocol::UDP | Protocol::TCP));
     assert!(meta.destination_port.is_none() || has_ports, "{meta:?}");
+    assert!(meta.payload.is_empty() || meta.destination_port.is_some(), "{meta:?}");
     match medium {
         Medium::Ip => packet(frame, &meta),
         Medium::Ethernet => match EthernetHeader::parse(frame) {
@@ -34,7 +35,7 @@ pub fn check(input: &[u8]) -> Option<usize> {
 }
 
 /// Asserts that the classifier reads a packet as the stack's parsers do.
-fn packet(bytes: &[u8], meta: &PacketMeta) {
+fn packet(bytes: &[u8], meta: &PacketMeta<'_>) {
     if let Ok((header, payload)) = Ipv4Header::parse(bytes) {
         if meta.kind == PacketKind::Malformed {
             // The stack detects the error only when it reads the port.
@@ -58,15 +59,16 @@ fn packet(bytes: &[u8], meta: &PacketMeta) {
     }
 }
 
-fn datagram(bytes: &[u8], meta: &PacketMeta) {
-    let Ok((header, _)) = UdpHeader::parse(bytes) else { return };
+fn datagram(bytes: &[u8], meta: &PacketMeta<'_>) {
+    let Ok((header, payload)) = UdpHeader::parse(bytes) else { return };
     assert_eq!(meta.kind, PacketKind::Ip(Protocol::UDP));
     assert_eq!(meta.destination_port, Some(header.destination_port));
+    assert!(meta.payload.starts_with(payload), "the length of UDP may be less than that of IP");
 }
 
 /// Asserts that a frame is in the class of the first rule that matches, and that the
 /// verdict is counted there, once. Returns the class.
-fn class(meta: &PacketMeta) -> usize {
+fn class(meta: &PacketMeta<'_>) -> usize {
     let mut admission = Admission::new(&config(), [7; 16]).expect("valid classes");
     admission.confirm(SourceId::from_address(IpAddr::from(KNOWN)));
     let class = admission.classify(meta);
@@ -107,6 +109,7 @@ fn config() -> Config {
             class("known", all.known(true), 1),
             class("network", network("198.51.100.0/24"), 1),
             class("network6", network("2001:db8::/32"), 1),
+            class("asks", all.payload(12, "\\x07example".parse().ok()), 2),
             class("dns", all.port(NumberRange { low: 53, high: 53 }), 2),
             class("fragments", fragments, 3),
             class("small", all.size(NumberRange { low: 0, high: 60 }), 4),

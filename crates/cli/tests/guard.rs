@@ -184,6 +184,48 @@ fn trusted_sources_take_precedence() {
     );
 }
 
+/// A ceiling for what a request begins with, in front of a server that nobody changes.
+#[test]
+fn ceiling_bounds_what_begins_with_certain_bytes() {
+    if !is_root("guard payload") || !has_programs("guard payload", &["ethtool"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("guard.toml");
+    let class = |name: &str, payload: &str, rates: &str| {
+        let rule = format!("match = [{{ port = {GUARDED_PORT}{payload} }}]");
+        format!("[[admission.class]]\nname = '{name}'\n{rule}\n{rates}\n")
+    };
+    let classes = [
+        class("search", ", payload = 'GET /search'", "ceiling-pps = 1"),
+        class("status", r", payload = '\x07status', payload-at = 2", "guaranteed-pps = 100000"),
+        class("port", "", "rank = 2"),
+    ];
+    std::fs::write(&path, classes.concat()).unwrap();
+    const REQUESTS: u64 = 100;
+    for family in FAMILIES {
+        let testbed = Testbed::shared();
+        let _stuck = bind(testbed.server(), family.1, GUARDED_PORT);
+        let guard = guard(&testbed, &["--config", path.to_str().unwrap()]);
+        let flood = connected_socket(&testbed, family, GUARDED_PORT);
+        flood_until_refused(&testbed, &flood);
+        for _ in 0..REQUESTS {
+            for payload in [&[0; 1000][..], b"get /search?q=1", b"..\x07status"] {
+                flood.send(payload).unwrap();
+            }
+        }
+        let report = guard.stop();
+        let counts = |name: &str| {
+            let class = self::class(&report, name);
+            (class["admitted"].as_u64().unwrap(), class["refused"].as_u64().unwrap())
+        };
+        assert_eq!(counts("status"), (REQUESTS, 0), "{report}");
+        let (admitted, refused) = counts("search");
+        assert_eq!(admitted + refused, REQUESTS, "{report}");
+        assert!(refused > REQUESTS / 2, "{report}");
+    }
+}
+
 #[test]
 fn xdp_program_is_detached_on_stop_and_on_kill() {
     if !is_root("guard ends") {

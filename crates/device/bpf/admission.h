@@ -20,6 +20,8 @@
 #define SOURCE_CELLS 8192
 #define KNOWN_WORDS 16384
 #define KNOWN_PLACES 4
+#define PAYLOAD_WINDOW 48
+#define PAYLOAD_WORDS (PAYLOAD_WINDOW / 8)
 
 /* More IPv6 extension headers than any valid sender uses count as malformed. */
 #define EXTENSIONS_MAX 6
@@ -49,14 +51,20 @@ struct rule {
 	u8 class;
 	u8 family; /* 4 or 6; 0: any source */
 	u32 known; /* 1: known sources, 2: unknown sources; 0: any */
+	u64 payload[PAYLOAD_WORDS];
+	u64 payload_mask[PAYLOAD_WORDS];
+	u64 payload_end; /* bytes that the payload has at least; 0: any payload */
 };
+
+/* What some of the rules ask. */
+enum { ASKS_KNOWN = 1, ASKS_PAYLOAD = 2 };
 
 struct rules {
 	u64 key_start;
 	u64 key_factor;
 	u64 known_mask;
 	u32 count;
-	u32 asks_known;
+	u32 asks;
 	u64 rest_class; /* class of malformed packets and of packets without a rule */
 	struct rule rules[RULES];
 };
@@ -159,7 +167,17 @@ struct facts {
 	u32 port;
 	u32 bytes;
 	u32 kind;
+	u32 network_at; /* offsets in the frame: of the packet, and of its payload */
+	u32 payload_at;
+	u32 payload_bytes;
+	u64 payload[PAYLOAD_WORDS];
 };
+
+/*
+ * Set when the program is loaded: 1 if the kernel has the helper that reads
+ * payloads. Otherwise the verifier does not look at the call.
+ */
+const volatile u32 reads_payloads SECTION(".rodata") = 0;
 
 INLINE void read_ipv4_source(struct facts *facts, const u8 *bytes)
 {
@@ -184,13 +202,28 @@ INLINE int read_arp(struct facts *facts, struct cursor *cursor)
 	return 1;
 }
 
-INLINE int read_port(struct facts *facts, struct cursor *cursor)
+/*
+ * Reads the header of UDP or TCP at `offset` in its packet, of which `left`
+ * bytes are left from there. An invalid header has no payload.
+ */
+INLINE int read_ports(struct facts *facts, struct cursor *cursor, u32 offset, u32 left)
 {
-	u16 *header = step(cursor, 4);
+	u32 header_bytes = 8, least = 8;
+	u16 *ports = step(cursor, 4);
+	u8 *rest;
 
-	if (!header)
+	if (!ports)
 		return 0;
-	facts->port = be16(header[1]);
+	facts->port = be16(ports[1]);
+	if (facts->kind == PROTOCOL_TCP) {
+		least = 20;
+		rest = step(cursor, 9);
+		header_bytes = rest ? (rest[8] >> 4) * 4 : 0;
+	}
+	if (header_bytes < least || header_bytes >= left)
+		return 1;
+	facts->payload_at = facts->network_at + offset + header_bytes;
+	facts->payload_bytes = left - header_bytes;
 	return 1;
 }
 
@@ -218,7 +251,7 @@ INLINE int read_ipv4(struct facts *facts, struct cursor *cursor)
 		return 0;
 	if (!step(cursor, (((ip->version_and_length & 15) - 5) & 15) * 4))
 		return 0;
-	return read_port(facts, cursor);
+	return read_ports(facts, cursor, header_bytes, total - header_bytes);
 }
 
 INLINE int read_ipv6(struct facts *facts, struct cursor *cursor)
@@ -266,7 +299,7 @@ INLINE int read_ipv6(struct facts *facts, struct cursor *cursor)
 		case PROTOCOL_TCP:
 			if (offset + 4 > total)
 				return 0;
-			return read_port(facts, cursor);
+			return read_ports(facts, cursor, offset, total - offset);
 		case PROTOCOL_ICMPV6:
 			facts->kind = KIND_ICMP;
 			if (ip->hop_limit != 255)
@@ -296,11 +329,13 @@ INLINE int read_frame(struct facts *facts, struct cursor *cursor)
 	if (!ethernet)
 		return 0;
 	type = ethernet->type;
+	facts->network_at = sizeof(*ethernet);
 	if (type == be16(ETHERTYPE_VLAN) || type == be16(ETHERTYPE_SERVICE_VLAN)) {
 		vlan = step(cursor, sizeof(*vlan));
 		if (!vlan)
 			return 0;
 		type = vlan->type;
+		facts->network_at += sizeof(*vlan);
 	}
 	switch (be16(type)) {
 	case ETHERTYPE_IPV4:
@@ -344,6 +379,32 @@ INLINE int is_known(const struct rules *rules, u64 hash)
 	return 1;
 }
 
+/* Reads the start of the payload; a payload that cannot be read counts as empty. */
+INLINE void read_payload(struct xdp_md *context, struct facts *facts)
+{
+	u32 bytes = facts->payload_bytes;
+
+	if (bytes > PAYLOAD_WINDOW)
+		bytes = PAYLOAD_WINDOW;
+	if (!bytes || bpf_xdp_load_bytes(context, facts->payload_at, facts->payload, bytes))
+		facts->payload_bytes = 0;
+}
+
+INLINE int has_payload(const struct rule *rule, const struct facts *facts)
+{
+	u64 differing = 0;
+	int i;
+
+	if (!rule->payload_end)
+		return 1;
+	if (facts->payload_bytes < rule->payload_end)
+		return 0;
+#pragma unroll
+	for (i = 0; i < PAYLOAD_WORDS; i++)
+		differing |= (facts->payload[i] ^ rule->payload[i]) & rule->payload_mask[i];
+	return !differing;
+}
+
 INLINE int matches(const struct rule *rule, const struct facts *facts, u32 known)
 {
 	if (rule->kind != KIND_ANY && rule->kind != facts->kind)
@@ -353,6 +414,8 @@ INLINE int matches(const struct rule *rule, const struct facts *facts, u32 known
 	if (facts->bytes < rule->size_low || facts->bytes > rule->size_high)
 		return 0;
 	if (rule->known && rule->known != known)
+		return 0;
+	if (!has_payload(rule, facts))
 		return 0;
 	if (!rule->family)
 		return 1;
@@ -367,7 +430,7 @@ INLINE u32 classify(const struct rules *rules, const struct facts *facts, u64 ha
 
 	if (facts->kind == KIND_MALFORMED)
 		return rules->rest_class;
-	if (rules->asks_known)
+	if (rules->asks & ASKS_KNOWN)
 		known = is_known(rules, hash) ? 1 : 2;
 	for (i = 0; i < RULES; i++) {
 		if (i >= rules->count)
@@ -513,6 +576,8 @@ __attribute__((noinline)) int admit(struct xdp_md *context)
 		return 1;
 	if (!read_frame(&facts, &cursor))
 		facts.kind = KIND_MALFORMED, facts.source_id = 0;
+	else if (reads_payloads && rules->asks & ASKS_PAYLOAD)
+		read_payload(context, &facts);
 	hash = mix((facts.source_id ^ rules->key_start) * rules->key_factor);
 	class = classify(rules, &facts, hash) & (CLASSES - 1);
 	verdict = judge(limits, hash, class);

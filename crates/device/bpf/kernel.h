@@ -48,6 +48,8 @@ enum {
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static long (*bpf_skb_load_bytes)(const void *skb, u32 offset, void *to, u32 len) = (void *)26;
+/* Since Linux 5.18. */
+static long (*bpf_xdp_load_bytes)(void *xdp, u32 offset, void *to, u32 len) = (void *)189;
 static long (*bpf_redirect_map)(void *map, u64 key, u64 flags) = (void *)51;
 
 #define SECTION(name) __attribute__((section(name), used))

@@ -11,6 +11,9 @@ pub const MAX_CLASSES: usize = 16;
 /// Maximum number of rules.
 pub const MAX_RULES: usize = 32;
 
+/// Bytes from the start of a payload that rules compare.
+pub const PAYLOAD_WINDOW: usize = 48;
+
 /// Match rule of a class. A frame matches when all conditions hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassRule {
@@ -35,6 +38,12 @@ pub struct ClassRule {
     pub source: u128,
     /// Mask of the bits of `source` that are compared.
     pub source_mask: u128,
+    /// Payload of UDP or TCP from its start.
+    pub payload: [u8; PAYLOAD_WINDOW],
+    /// Mask of the bits of `payload` that are compared.
+    pub payload_mask: [u8; PAYLOAD_WINDOW],
+    /// Number of bytes that the payload has at least; 0 compares no payload.
+    pub payload_end: u8,
 }
 
 /// Rules that sort frames into classes.
@@ -136,7 +145,7 @@ pub trait EarlyDrop {
     /// Sets the classes.
     ///
     /// # Errors
-    /// When the device cannot hold as many, or the kernel refuses.
+    /// When the device cannot hold as many or cannot compare payloads, or the kernel refuses.
     fn set_classifier(&mut self, classifier: &Classifier) -> io::Result<()>;
 
     /// Sets the known sources: a Bloom filter whose size in bits is a power of two, with four

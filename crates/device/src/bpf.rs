@@ -9,7 +9,17 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 /// Without the types of the kernel, since no object of ours is relocated by them: aya reads and
 /// parses them once, for a new loader, and not a second time.
 pub(crate) fn load(object: &[u8]) -> Result<Ebpf, EbpfError> {
-    EbpfLoader::new().btf(None).load(object)
+    load_with(object, &[])
+}
+
+/// As [`load`], with values for constants of the object.
+pub(crate) fn load_with(object: &[u8], constants: &[(&str, u32)]) -> Result<Ebpf, EbpfError> {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None);
+    for (name, value) in constants {
+        loader.override_global(name, value, true);
+    }
+    loader.load(object)
 }
 
 /// Error number of the system call that failed, if one did.

@@ -344,6 +344,9 @@ fn device_rule(rule: &CompiledRule) -> early::ClassRule {
         size_high: rule.size_high,
         source: rule.source,
         source_mask: rule.source_mask,
+        payload: rule.payload.bytes,
+        payload_mask: rule.payload.mask,
+        payload_end: rule.payload.end,
     }
 }
 

@@ -24,7 +24,7 @@ fn guard() -> Option<XdpGuard> {
     }
 }
 
-const POLICIES: [&str; 4] = [
+const POLICIES: [&str; 5] = [
     "",
     "
     [[class]]
@@ -52,12 +52,26 @@ const POLICIES: [&str; 4] = [
     [[class]]
     name = 'unknown'
     match = [{known = false}]",
+    r"
+    [[class]]
+    name = 'path'
+    match = [{protocol = 'tcp', payload = 'GET /'}]
+    [[class]]
+    name = 'name'
+    match = [{payload = '\x03abc', payload-at = 12}, {protocol = 'udp', payload = 'zz', payload-at = 46}]
+    [[class]]
+    name = 'start'
+    match = [{payload = 'g', known = false}]",
     "
     [[class]]
     name = 'all'",
 ];
 
 const DESTINATION_PORTS: [u16; 5] = [53, 54, 1000, 2000, 65535];
+
+/// Starts of payloads that rules know, and some that they nearly do.
+const PAYLOADS: [(&str, usize); 6] =
+    [("GET /x", 0), ("get /X1", 0), ("GET /y", 0), ("\x03ABC", 12), ("\x03abd", 12), ("zZ", 46)];
 
 fn pick<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[rng.usize(0..of.len())]
@@ -77,6 +91,21 @@ fn address_v6(rng: &mut Rng) -> Ipv6Addr {
 fn upper_layer(rng: &mut Rng) -> (u8, Vec<u8>) {
     let protocol = pick(rng, &[17, 17, 6, 1, 58, 132, 44, 43, 0]);
     let mut bytes: Vec<u8> = (0..rng.usize(0..80)).map(|_| rng.u8(..)).collect();
+    if protocol == 6
+        && let Some(offset) = bytes.get_mut(12)
+    {
+        *offset = pick(rng, &[0x50, 0x50, 0x80, 0xf0, 0x40, 0]);
+    }
+    let header_bytes = match protocol {
+        6 => bytes.get(12).map_or(0, |offset| usize::from(offset >> 4) * 4),
+        _ => 8,
+    };
+    let (text, at) = pick(rng, &PAYLOADS);
+    if let Some(place) =
+        bytes.get_mut(header_bytes + at..).and_then(|rest| rest.get_mut(..text.len()))
+    {
+        place.copy_from_slice(text.as_bytes());
+    }
     if let Some(port) = bytes.get_mut(2..4) {
         port.copy_from_slice(&pick(rng, &DESTINATION_PORTS).to_be_bytes());
     }
@@ -195,7 +224,7 @@ fn bpf_and_gate_classify_random_frames_alike() {
             }
         }
         let seen = expected.iter().filter(|counts| counts.admitted > 100).count();
-        assert_eq!(seen, admission.classes().len(), "every class has been tried");
+        assert_eq!(seen, admission.classes().len(), "every class has been tried: {expected:?}");
     }
 }
 

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::admission::{NumberRange, ProtocolMatch};
+use crate::admission::{NumberRange, PayloadBytes, ProtocolMatch};
 use crate::config::Quota;
 
 impl Serialize for Quota {
@@ -64,6 +64,18 @@ macro_rules! written_as_text {
 
 written_as_text!(NumberRange, "a number, or a range like \"1024-65535\"");
 written_as_text!(ProtocolMatch, "the name or number of a protocol");
+
+impl Serialize for PayloadBytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PayloadBytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
 
 /// Serde functions for prefixes, which are written as text.
 pub(crate) mod cidr {

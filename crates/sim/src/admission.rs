@@ -47,7 +47,7 @@ impl AdmissionStage {
         Ok(Some(Self { admission, family, readers: setup.readers, totals: LoadTotals::default() }))
     }
 
-    fn packet_meta(&self, packet: Packet) -> PacketMeta {
+    fn packet_meta(&self, packet: Packet) -> PacketMeta<'static> {
         let (_, (_, port)) = flow_endpoints(self.family, packet.flow, self.readers);
         let source = source_of(self.family, packet.flow);
         let packet_bytes = match self.family {
@@ -55,7 +55,8 @@ impl AdmissionStage {
             IpFamily::V6 => 56,
         };
         let kind = PacketKind::Ip(Protocol::UDP);
-        PacketMeta { kind, source: Some(source), destination_port: Some(port), packet_bytes }
+        let (source, destination_port) = (Some(source), Some(port));
+        PacketMeta { kind, source, destination_port, packet_bytes, payload: &[] }
     }
 
     /// Returns true if the packet is admitted; `offered` is its number.

@@ -1,21 +1,31 @@
-//! The maps of `bpf/admission.h`, and their layouts.
+//! Programs that include `bpf/admission.h`: their maps, and the layouts of these.
 
 use std::io;
 
-use aya::Ebpf;
 use aya::maps::{Array, MapData, MapError, PerCpuArray};
+use aya::programs::{ProgramError, Xdp};
+use aya::{Ebpf, EbpfError};
+use rustix::io::Errno;
 
-use crate::admission::{ClassCounts, Classifier, Limits, MAX_CLASSES, MAX_RULES, RateLimit};
+use crate::admission::{
+    ClassCounts, Classifier, Limits, MAX_CLASSES, MAX_RULES, PAYLOAD_WINDOW, RateLimit,
+};
+use crate::bpf;
 
 /// `KNOWN_WORDS` of the BPF program, in 64-bit words.
 const KNOWN_WORDS: usize = 16_384;
 /// 64-bit words of a `struct rule`, and of `struct rules` before its first rule.
-const RULE_WORDS: usize = 7;
+const RULE_WORDS: usize = 8 + 2 * PAYLOAD_WORDS;
+const PAYLOAD_WORDS: usize = PAYLOAD_WINDOW / 8;
 const RULES_HEADER_WORDS: usize = 5;
 /// 64-bit words of a `struct pace`.
 const RATE_WORDS: usize = 3;
 /// `VERDICTS` of the BPF program.
 const VERDICTS: usize = 5;
+
+/// `ASKS_KNOWN` and `ASKS_PAYLOAD` of the BPF program.
+const ASKS_KNOWN: u32 = 1;
+const ASKS_PAYLOAD: u32 = 2;
 
 /// `struct rules`, `struct limits`, `struct known` and `struct counts`.
 type RulesValue = [u64; RULES_HEADER_WORDS + RULE_WORDS * MAX_RULES];
@@ -29,6 +39,7 @@ pub(super) struct AdmissionMaps {
     limits: Array<MapData, LimitsValue>,
     known: Array<MapData, KnownValue>,
     counts: PerCpuArray<MapData, CountsValue>,
+    reads_payloads: bool,
     classifier: Option<Classifier>,
     known_bits: u64,
 }
@@ -42,13 +53,41 @@ where
     map.try_into()
 }
 
+/// Loads an XDP program that decides on admission, with its maps. It reads payloads where the kernel
+/// lets it (Linux 5.18).
+pub(super) fn load_program(
+    object: &[u8],
+    program: &str,
+) -> Result<(Ebpf, AdmissionMaps), EbpfError> {
+    // An older kernel does not know the helper.
+    let unknown = Some(Errno::INVAL.raw_os_error());
+    match load_reading(object, program, true) {
+        Err(error) if bpf::system_error(&error) == unknown => load_reading(object, program, false),
+        loaded => loaded,
+    }
+}
+
+fn load_reading(
+    object: &[u8],
+    program: &str,
+    reads_payloads: bool,
+) -> Result<(Ebpf, AdmissionMaps), EbpfError> {
+    let mut ebpf = bpf::load_with(object, &[("reads_payloads", reads_payloads.into())])?;
+    let program: &mut Xdp =
+        ebpf.program_mut(program).ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
+    program.load()?;
+    let maps = AdmissionMaps::take(&mut ebpf, reads_payloads)?;
+    Ok((ebpf, maps))
+}
+
 impl AdmissionMaps {
-    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, MapError> {
+    fn take(ebpf: &mut Ebpf, reads_payloads: bool) -> Result<Self, MapError> {
         Ok(Self {
             rules: take_map(ebpf, "class_rules")?,
             limits: take_map(ebpf, "class_limits")?,
             known: take_map(ebpf, "known_sources")?,
             counts: take_map(ebpf, "class_counts")?,
+            reads_payloads,
             classifier: None,
             known_bits: 64,
         })
@@ -59,6 +98,12 @@ impl AdmissionMaps {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("{} rules are too many: at most {MAX_RULES}", classifier.rules.len()),
+            ));
+        }
+        if !self.reads_payloads && classifier.rules.iter().any(|rule| rule.payload_end != 0) {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "rules with payload need Linux 5.18: leave them out on this kernel",
             ));
         }
         let value = rules_value(classifier, self.known_bits);
@@ -115,20 +160,25 @@ fn pair(low: u32, high: u32) -> u64 {
 }
 
 fn rules_value(classifier: &Classifier, known_bits: u64) -> RulesValue {
-    let uses_known = classifier.rules.iter().any(|rule| rule.known != 0);
+    let asks = classifier.rules.iter().fold(0, |asks, rule| {
+        let known = if rule.known == 0 { 0 } else { ASKS_KNOWN };
+        let payload = if rule.payload_end == 0 { 0 } else { ASKS_PAYLOAD };
+        asks | known | payload
+    });
     let mut value = [0; RULES_HEADER_WORDS + RULE_WORDS * MAX_RULES];
     let (header, rules) = value.split_at_mut(RULES_HEADER_WORDS);
     header.copy_from_slice(&[
         classifier.hash_seed,
         classifier.hash_multiplier,
         known_bits - 1,
-        pair(classifier.rules.len() as u32, uses_known.into()),
+        pair(classifier.rules.len() as u32, asks),
         classifier.default_class.into(),
     ]);
     for (to, rule) in rules.chunks_exact_mut(RULE_WORDS).zip(&classifier.rules) {
         let kind =
             u32::from(rule.protocol) | u32::from(rule.class) << 16 | u32::from(rule.family) << 24;
-        to.copy_from_slice(&[
+        let (fixed, payload) = to.split_at_mut(RULE_WORDS - 1 - 2 * PAYLOAD_WORDS);
+        fixed.copy_from_slice(&[
             (rule.source >> 64) as u64,
             rule.source as u64,
             (rule.source_mask >> 64) as u64,
@@ -137,6 +187,11 @@ fn rules_value(classifier: &Classifier, known_bits: u64) -> RulesValue {
             pair(rule.size_low, rule.size_high),
             pair(kind, rule.known.into()),
         ]);
+        let bytes = rule.payload.as_chunks().0.iter().chain(rule.payload_mask.as_chunks().0);
+        let words = bytes.map(|bytes| u64::from_ne_bytes(*bytes));
+        for (to, word) in payload.iter_mut().zip(words.chain([rule.payload_end.into()])) {
+            *to = word;
+        }
     }
     value
 }

@@ -7,17 +7,19 @@ use aya::maps::{Array, MapData};
 use aya::programs::{ProgramError, Xdp};
 use aya::{Ebpf, EbpfError};
 
-use super::admission::{AdmissionMaps, take_map};
+use super::admission::{AdmissionMaps, load_program, take_map};
 use super::open::{attach, load_error};
 use super::{AttachMode, XdpError, XdpLink, sys};
 use crate::admission::{ClassCounts, Classifier, EarlyDrop, Limits, MAX_CLASSES};
-use crate::bpf;
 use crate::capabilities::RequiredCapabilities;
 use crate::interface_settings::restore_left_behind;
 use crate::netlink::Interface;
 
 /// Built from `bpf/guard.bpf.c` by `make -C bpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/guard.bpf.o");
+
+/// Name of the program in the object.
+const PROGRAM: &str = "guard_kernel";
 
 /// `SEEN` of the BPF program: slots of its table of seen sources.
 const SEEN_SOURCES: usize = 4096;
@@ -45,13 +47,12 @@ impl XdpGuard {
     }
 
     fn try_load() -> Result<Self, EbpfError> {
-        let mut ebpf = bpf::load(OBJECT)?;
-        xdp(&mut ebpf)?.load()?;
+        let (mut ebpf, maps) = load_program(OBJECT, PROGRAM)?;
         Ok(Self {
             link: None,
             guard: take_map(&mut ebpf, "guard")?,
             seen: take_map(&mut ebpf, "seen_sources")?,
-            maps: AdmissionMaps::take(&mut ebpf)?,
+            maps,
             ebpf,
         })
     }
@@ -101,7 +102,7 @@ impl XdpGuard {
 }
 
 fn xdp(ebpf: &mut Ebpf) -> Result<&mut Xdp, ProgramError> {
-    ebpf.program_mut("guard_kernel").ok_or(ProgramError::UnexpectedProgramType)?.try_into()
+    ebpf.program_mut(PROGRAM).ok_or(ProgramError::UnexpectedProgramType)?.try_into()
 }
 
 impl EarlyDrop for XdpGuard {

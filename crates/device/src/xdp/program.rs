@@ -5,16 +5,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use aya::maps::{Map, MapData, MapError, PerCpuArray, XskMap};
-use aya::programs::{ProgramError, Xdp};
+use aya::programs::Xdp;
 use aya::{Ebpf, EbpfError};
 
 use super::SteeringCounters;
-use super::admission::{AdmissionMaps, take_map};
+use super::admission::{AdmissionMaps, load_program, take_map};
 use super::link::XdpLink;
 use super::rules::{self, RuleMaps, SharedRuleMaps};
 use super::steering::Steering;
 use crate::admission::Limits;
-use crate::bpf;
 use crate::steering::SteeringRule;
 
 /// Built from `bpf/steer.bpf.c` by `make -C bpf`.
@@ -69,17 +68,14 @@ fn io_error(io_error: io::Error) -> MapError {
 impl SteeringProgram {
     /// Loads the program, without rules and attached to no interface.
     pub(super) fn load() -> Result<Self, EbpfError> {
-        let mut ebpf = bpf::load(OBJECT)?;
-        let program: &mut Xdp =
-            ebpf.program_mut("steer").ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
-        program.load()?;
+        let (mut ebpf, admission) = load_program(OBJECT, "steer")?;
         Ok(Self {
             link: None,
             awaits_takeover: false,
             rules: Arc::new(Mutex::new(RuleMaps::take(&mut ebpf)?)),
             sockets: SocketMap::take(&mut ebpf)?,
             counts: take_map(&mut ebpf, "counts")?,
-            admission: AdmissionMaps::take(&mut ebpf)?,
+            admission,
             ebpf,
         })
     }

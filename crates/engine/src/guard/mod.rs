@@ -174,6 +174,7 @@ mod tests {
                 source,
                 destination_port,
                 packet_bytes: 60,
+                payload: &[],
             };
             assert_eq!(admission.classify(&meta), class, "{meta:?}");
         }

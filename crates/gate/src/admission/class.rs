@@ -88,7 +88,7 @@ impl Classes {
     /// Returns the class of a packet. `known` returns true if the packet's source is known;
     /// the closure is called only if a rule depends on that.
     #[inline]
-    pub(super) fn classify(&self, meta: &PacketMeta, known: impl FnOnce() -> bool) -> usize {
+    pub(super) fn classify(&self, meta: &PacketMeta<'_>, known: impl FnOnce() -> bool) -> usize {
         if meta.kind == PacketKind::Malformed {
             return self.default_class();
         }

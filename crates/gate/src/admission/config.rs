@@ -328,8 +328,15 @@ impl Config {
 }
 
 /// Rule of a class without rules.
-static MATCH_ALL: [Match; 1] =
-    [Match { protocol: None, port: None, source: None, known: None, size: None }];
+static MATCH_ALL: [Match; 1] = [Match {
+    protocol: None,
+    port: None,
+    source: None,
+    known: None,
+    size: None,
+    payload: None,
+    payload_at: 0,
+}];
 
 impl Class {
     fn policy(&self, name: ClassName) -> ClassPolicy {

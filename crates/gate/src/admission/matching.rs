@@ -7,6 +7,7 @@ use std::str::FromStr;
 use tidegate_wire::{IpCidr, Protocol};
 
 use super::packet_meta::{PacketKind, PacketMeta};
+use super::payload::{CompiledPayload, PAYLOAD_WINDOW, PayloadBytes};
 
 /// Inclusive range of numbers: `53` or `1024-65535`; for ports also `none`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +146,18 @@ pub struct Match {
     /// Packet length in bytes, IP header included.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub size: Option<NumberRange>,
+    /// Bytes of the payload of UDP or TCP, at [`Match::payload_at`]; letters match in both cases. A
+    /// packet with less payload does not match.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub payload: Option<PayloadBytes>,
+    /// Offset of these bytes in the payload. They end within the first [`PAYLOAD_WINDOW`] bytes.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "is_zero"))]
+    pub payload_at: u32,
+}
+
+#[cfg(feature = "serde")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Match {
@@ -173,6 +186,11 @@ impl Match {
         Self { size: size.into(), ..self }
     }
 
+    /// Sets the bytes of the payload at an offset; `None` matches every packet.
+    pub fn payload(self, at: u32, payload: impl Into<Option<PayloadBytes>>) -> Self {
+        Self { payload: payload.into(), payload_at: at, ..self }
+    }
+
     /// Returns true if `self` matches every packet that `other` matches.
     pub(super) fn covers(&self, other: &Self) -> bool {
         fn field<T: Copy>(own: Option<T>, other: Option<T>, holds: fn(T, T) -> bool) -> bool {
@@ -189,6 +207,8 @@ impl Match {
             && field(self.source, other.source, |a, b| {
                 a.prefix_bits() <= b.prefix_bits() && a.contains(b.address())
             })
+            && (self.payload.is_none() || self.payload_at == other.payload_at)
+            && field(self.payload, other.payload, PayloadBytes::covers)
     }
 
     /// Describes a mistake in the conditions; `None` if there is none.
@@ -209,7 +229,27 @@ impl Match {
         if self.size == Some(NumberRange::NONE) {
             return Some("size none is invalid: leave size out, or write a range of bytes".into());
         }
-        None
+        self.payload_fault()
+    }
+
+    fn payload_fault(&self) -> Option<String> {
+        let Some(payload) = self.payload else {
+            let is_set = self.payload_at != 0;
+            return is_set
+                .then(|| "payload-at without payload: give payload, or leave it out".into());
+        };
+        let end = u64::from(self.payload_at) + payload.as_slice().len() as u64;
+        if end > PAYLOAD_WINDOW as u64 {
+            return Some(format!(
+                "payload ends at byte {end}: only the first {PAYLOAD_WINDOW} bytes are compared"
+            ));
+        }
+        let protocol = self.protocol.filter(|protocol| !protocol.has_ports());
+        if let Some(protocol) = protocol {
+            return Some(format!("the payload of {protocol} is not read: use protocol udp or tcp"));
+        }
+        let is_fragment = self.port == Some(NumberRange::NONE);
+        is_fragment.then(|| "port none has no payload: leave out port, or give a port".into())
     }
 
     pub(super) fn compile(&self, class: usize) -> CompiledRule {
@@ -239,6 +279,9 @@ impl Match {
             size_high: size.high,
             source: value,
             source_mask: mask,
+            payload: self.payload.map_or(CompiledPayload::ANY, |payload| {
+                CompiledPayload::new(self.payload_at as usize, payload)
+            }),
         }
     }
 }
@@ -266,6 +309,8 @@ pub struct CompiledRule {
     pub source: u128,
     /// Mask of the bits of `source` that are compared.
     pub source_mask: u128,
+    /// Bytes of the payload.
+    pub payload: CompiledPayload,
 }
 
 impl CompiledRule {
@@ -282,13 +327,14 @@ impl CompiledRule {
 
     /// Returns true if a packet matches. `known` is true if the packet's source is known.
     #[inline]
-    pub fn matches(&self, meta: &PacketMeta, known: bool) -> bool {
+    pub fn matches(&self, meta: &PacketMeta<'_>, known: bool) -> bool {
         let port = meta.destination_port.map_or(Self::NO_PORT, u32::from);
         (self.protocol == Self::ANY_PROTOCOL || self.protocol == meta.kind.number())
             && (self.port_low..=self.port_high).contains(&port)
             && (self.size_low..=self.size_high).contains(&meta.packet_bytes)
             && (self.known == 0 || (self.known == 1) == known)
             && self.is_from(meta.source)
+            && self.payload.matches(meta.payload)
     }
 
     #[inline]
@@ -334,6 +380,7 @@ mod tests {
             source: "192.0.2.77".parse().ok(),
             destination_port: Some(53),
             packet_bytes: 60,
+            payload: b"\xab\xcd\x01\0\0\x01\0\0\0\0\0\0\x07example\x03org\0",
         };
         let v6 = PacketMeta { source: "2001:db8::1".parse().ok(), ..meta };
         for (text, v4_matches, v6_matches) in [
@@ -353,6 +400,25 @@ mod tests {
             ("known = true", true, true),
             ("known = false", false, false),
             ("known = true\nport = 54", false, false),
+            (
+                r"payload = '\x07Example\x03'
+               payload-at = 12",
+                true,
+                true,
+            ),
+            (r"payload = '\x07example'", false, false),
+            (
+                r"payload = '\x03org\x00'
+               payload-at = 20",
+                true,
+                true,
+            ),
+            (
+                r"payload = '\x03org\x00\x00'
+               payload-at = 20",
+                false,
+                false,
+            ),
         ] {
             assert_eq!(rule(text).matches(&meta, true), v4_matches, "{text}");
             assert_eq!(rule(text).matches(&v6, true), v6_matches, "{text}");

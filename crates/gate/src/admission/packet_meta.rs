@@ -42,7 +42,7 @@ impl PacketKind {
 
 /// Metadata of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PacketMeta {
+pub struct PacketMeta<'p> {
     /// Packet kind.
     pub kind: PacketKind,
     /// Source address; `None` if the frame has none.
@@ -51,6 +51,8 @@ pub struct PacketMeta {
     pub destination_port: Option<u16>,
     /// IP packet length in bytes, or frame length if the frame is not IP.
     pub packet_bytes: u32,
+    /// Payload of UDP or TCP; empty for fragments and where the header is cut off or invalid.
+    pub payload: &'p [u8],
 }
 
 /// Maximum number of IPv6 extension headers; no legitimate sender needs more.
@@ -65,9 +67,9 @@ const FRAGMENT: u8 = 44;
 const ICMPV6: u8 = 58;
 const DESTINATION_OPTIONS: u8 = 60;
 
-impl PacketMeta {
+impl<'p> PacketMeta<'p> {
     /// Parses a frame. Never fails: unreadable frames are [`PacketKind::Malformed`].
-    pub fn parse(medium: Medium, frame: &[u8]) -> Self {
+    pub fn parse(medium: Medium, frame: &'p [u8]) -> Self {
         let meta = match medium {
             Medium::Ethernet => parse_ethernet(frame),
             Medium::Ip => parse_ip(frame),
@@ -82,15 +84,30 @@ impl PacketMeta {
     }
 
     fn new(kind: PacketKind, source: Option<IpAddr>, packet_bytes: usize) -> Self {
-        Self { kind, source, destination_port: None, packet_bytes: packet_bytes as u32 }
+        Self {
+            kind,
+            source,
+            destination_port: None,
+            packet_bytes: packet_bytes as u32,
+            payload: &[],
+        }
     }
+}
+
+/// Payload of a UDP datagram or a TCP segment.
+fn payload(protocol: u8, upper: &[u8]) -> &[u8] {
+    let header_bytes = match protocol {
+        TCP => upper.get(12).map(|byte| usize::from(byte >> 4) * 4).filter(|bytes| *bytes >= 20),
+        _ => Some(8),
+    };
+    header_bytes.and_then(|bytes| upper.get(bytes..)).unwrap_or_default()
 }
 
 fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
     bytes.get(offset..)?.first_chunk().map(|half| u16::from_be_bytes(*half))
 }
 
-fn parse_ethernet(frame: &[u8]) -> Option<PacketMeta> {
+fn parse_ethernet(frame: &[u8]) -> Option<PacketMeta<'_>> {
     let mut rest = frame.get(14..)?;
     let mut ethertype = u16_at(frame, 12)?;
     if matches!(ethertype, 0x8100 | 0x88a8) {
@@ -105,7 +122,7 @@ fn parse_ethernet(frame: &[u8]) -> Option<PacketMeta> {
     }
 }
 
-fn parse_ip(packet: &[u8]) -> Option<PacketMeta> {
+fn parse_ip(packet: &[u8]) -> Option<PacketMeta<'_>> {
     match packet.first()? >> 4 {
         4 => parse_ipv4(packet),
         6 => parse_ipv6(packet),
@@ -113,7 +130,7 @@ fn parse_ip(packet: &[u8]) -> Option<PacketMeta> {
     }
 }
 
-fn parse_arp(frame: &[u8], arp: &[u8]) -> Option<PacketMeta> {
+fn parse_arp<'p>(frame: &[u8], arp: &[u8]) -> Option<PacketMeta<'p>> {
     let arp: &[u8; 28] = arp.first_chunk()?;
     // Protocol type IPv4, with the address lengths of Ethernet and IPv4.
     if arp[2..6] != [8, 0, 6, 4] {
@@ -123,7 +140,7 @@ fn parse_arp(frame: &[u8], arp: &[u8]) -> Option<PacketMeta> {
     Some(PacketMeta::new(PacketKind::Neighbour, Some(sender.into()), frame.len()))
 }
 
-fn parse_ipv4(packet: &[u8]) -> Option<PacketMeta> {
+fn parse_ipv4(packet: &[u8]) -> Option<PacketMeta<'_>> {
     let header: &[u8; 20] = packet.first_chunk()?;
     let header_bytes = usize::from(header[0] & 15) * 4;
     let total_bytes = usize::from(u16_at(header, 2)?);
@@ -140,11 +157,12 @@ fn parse_ipv4(packet: &[u8]) -> Option<PacketMeta> {
     let mut meta = PacketMeta::new(kind, Some(source), total_bytes);
     if matches!(header[9], UDP | TCP) && !fragment {
         meta.destination_port = Some(u16_at(upper, 2)?);
+        meta.payload = payload(header[9], upper);
     }
     Some(meta)
 }
 
-fn parse_ipv6(packet: &[u8]) -> Option<PacketMeta> {
+fn parse_ipv6(packet: &[u8]) -> Option<PacketMeta<'_>> {
     let header: &[u8; 40] = packet.first_chunk()?;
     let total_bytes = 40 + usize::from(u16_at(header, 4)?);
     if header[0] >> 4 != 6 {
@@ -174,6 +192,7 @@ fn parse_ipv6(packet: &[u8]) -> Option<PacketMeta> {
                 let destination_port = Some(u16_at(rest, 2)?);
                 return Some(PacketMeta {
                     destination_port,
+                    payload: payload(next, rest),
                     ..meta(PacketKind::Ip(Protocol(next)))
                 });
             }
@@ -232,12 +251,38 @@ mod tests {
             padded.extend([0; 20]);
             assert_eq!(PacketMeta::parse(Medium::Ethernet, &padded), meta, "padding");
             let tagged = [&[0, 7], &ethertype.to_be_bytes()[..], &packet].concat();
-            assert_eq!(PacketMeta::parse(Medium::Ethernet, &ethernet(0x8100, &tagged)), meta);
+            let tagged = ethernet(0x8100, &tagged);
+            assert_eq!(PacketMeta::parse(Medium::Ethernet, &tagged), meta);
             for cut in 0..packet.len() {
                 let meta = PacketMeta::parse(Medium::Ip, &packet[..cut]);
                 assert_eq!((meta.kind, meta.source), (PacketKind::Malformed, None), "{cut}");
             }
         }
+    }
+
+    #[test]
+    fn payload_begins_after_the_header_and_ends_with_the_packet() {
+        let payload = |packet: &[u8]| PacketMeta::parse(Medium::Ip, packet).payload.to_vec();
+        let datagram = [&UDP_HEADER_TO_PORT_53[..], b"query"].concat();
+        let segment = |header_bytes: u8, payload: &[u8]| {
+            let mut segment = vec![0; header_bytes.max(13).into()];
+            segment[12] = header_bytes << 2;
+            segment.extend(payload);
+            segment
+        };
+        for of in
+            [|next, upper: &[u8]| v4(next, 0, upper), |next, upper: &[u8]| v6(next, 64, upper)]
+        {
+            let padded = [of(17, &datagram), vec![0; 9]].concat();
+            assert_eq!(payload(&padded), b"query");
+            assert_eq!(payload(&of(6, &segment(20, b"GET /"))), b"GET /");
+            assert_eq!(payload(&of(6, &segment(32, b"GET /"))), b"GET /");
+            for none in [segment(16, b"GET /"), segment(60, b"")[..59].to_vec(), vec![0; 12]] {
+                assert_eq!(payload(&of(6, &none)), b"", "{none:?}");
+            }
+            assert_eq!(payload(&of(17, &datagram[..7])), b"");
+        }
+        assert_eq!(payload(&v4(17, 0x2000, &datagram)), b"", "a fragment");
     }
 
     #[test]
@@ -266,10 +311,12 @@ mod tests {
                 payload = [&[next, 0, 0, 0, 0, 0, 0, 0], &payload[..]].concat();
                 next = 60;
             }
-            PacketMeta::parse(Medium::Ip, &v6(next, 64, &payload))
+            let packet = v6(next, 64, &payload);
+            let meta = PacketMeta::parse(Medium::Ip, &packet);
+            (meta.kind, meta.destination_port)
         };
-        assert_eq!(chain(5).destination_port, Some(53));
-        assert_eq!(chain(6).kind, PacketKind::Malformed);
+        assert_eq!(chain(5), (PacketKind::Ip(Protocol::UDP), Some(53)));
+        assert_eq!(chain(6), (PacketKind::Malformed, None));
     }
 
     #[test]
@@ -286,9 +333,10 @@ mod tests {
 
         let mut arp = vec![0, 1, 8, 0, 6, 4, 0, 1];
         arp.extend([2, 0, 0, 0, 0, 1, 192, 0, 2, 1, 0, 0, 0, 0, 0, 0, 192, 0, 2, 2]);
-        let meta = PacketMeta::parse(Medium::Ethernet, &ethernet(0x0806, &arp));
+        let frame = ethernet(0x0806, &arp);
+        let meta = PacketMeta::parse(Medium::Ethernet, &frame);
         assert_eq!((meta.kind, meta.source), (PacketKind::Neighbour, "192.0.2.1".parse().ok()));
-        let cut = PacketMeta::parse(Medium::Ethernet, &ethernet(0x0806, &arp[..27]));
+        let cut = PacketMeta::parse(Medium::Ethernet, &frame[..frame.len() - 1]);
         assert_eq!(cut.kind, PacketKind::Malformed);
         assert_eq!(
             PacketMeta::parse(Medium::Ethernet, &ethernet(0x88cc, &arp)).kind,

@@ -231,7 +231,7 @@ impl Admission {
     /// Records the source of a packet as a usual one. Does nothing while limits are in force,
     /// because the sources of a flood are not the usual ones.
     #[inline]
-    pub fn learn(&mut self, meta: &PacketMeta) {
+    pub fn learn(&mut self, meta: &PacketMeta<'_>) {
         self.learn_source(meta.source_id());
     }
 
@@ -265,13 +265,13 @@ impl Admission {
 
     /// Returns the class index of a packet.
     #[inline]
-    pub fn classify(&self, meta: &PacketMeta) -> usize {
+    pub fn classify(&self, meta: &PacketMeta<'_>) -> usize {
         self.classes.classify(meta, || self.known_sources.contains(meta.source_id()))
     }
 
     /// Decides about a packet and counts it.
     #[inline]
-    pub fn decide(&mut self, now_ns: u64, meta: &PacketMeta) -> AdmissionVerdict {
+    pub fn decide(&mut self, now_ns: u64, meta: &PacketMeta<'_>) -> AdmissionVerdict {
         let class = self.classify(meta);
         let counters = &mut self.counters[class];
         let reason = match self.limiter.decide(now_ns, &self.limits, class, meta.source_id()) {

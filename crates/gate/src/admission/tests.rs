@@ -12,12 +12,13 @@ const S: u64 = 1_000 * MS;
 const SEED: [u8; 16] = [5; 16];
 const QUEUE: u64 = 1024;
 
-fn udp_from(source: u32) -> PacketMeta {
+fn udp_from(source: u32) -> PacketMeta<'static> {
     PacketMeta {
         kind: PacketKind::Ip(Protocol::UDP),
         source: Some(IpAddr::V4(Ipv4Addr::from_bits(source))),
         destination_port: Some(53),
         packet_bytes: 60,
+        payload: &[],
     }
 }
 
@@ -31,7 +32,7 @@ fn admission(config: &Config) -> Admission {
 
 /// Group of senders with equal packets.
 struct SenderGroup {
-    meta: PacketMeta,
+    meta: PacketMeta<'static>,
     /// Number of sources, with consecutive addresses from the one in `meta`.
     sources: u32,
     rate_pps: u64,
@@ -45,7 +46,7 @@ impl SenderGroup {
         Self { meta: udp_from(source), sources, rate_pps, sent: 0, queued: 0, due: 0 }
     }
 
-    fn next(&mut self) -> PacketMeta {
+    fn next(&mut self) -> PacketMeta<'static> {
         let Some(IpAddr::V4(first)) = self.meta.source else { panic!("an IPv4 source") };
         // An odd step visits all residues of a power of two.
         let offset = (self.sent as u32).wrapping_mul(0x9e37_79b1) % self.sources;
