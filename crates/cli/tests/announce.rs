@@ -78,8 +78,14 @@ impl AnnouncedHost {
     }
 
     fn serve(&self) -> Server {
+        self.serve_with(&[])
+    }
+
+    /// Starts the DNS server with further flags.
+    fn serve_with(&self, flags: &[&str]) -> Server {
         let (control, zone) = (self.text("control"), zone());
-        self.testbed.serve(DeviceKind::Xdp, &["dns", "--zone", &zone, "--control", &control])
+        let own = ["dns", "--zone", &zone, "--control", &control];
+        self.testbed.serve(DeviceKind::Xdp, &[&own, flags].concat())
     }
 
     /// Starts the announcer of the DNS server with further flags.
@@ -225,6 +231,40 @@ fn failed_check_withdraws_and_errors_name_the_next_step() {
 
     let error = error_of_start("other");
     assert!(error.contains("--interface tidegate0") && error.contains("another name"), "{error}");
+}
+
+/// A gate whose queues count as full with a burst of pings refuses what is above a ceiling.
+const FULL_GATE: &str = "
+[admission]
+high-mark-percent = 1
+low-mark-percent = 0
+[[admission.class]]
+name = \"pings\"
+match = [{ protocol = \"icmp\" }]
+ceiling-pps = 1
+";
+
+#[test]
+fn gate_that_refuses_known_traffic_withdraws_for_a_time() {
+    if !is_root("refusals of a gate") {
+        return;
+    }
+    let host = AnnouncedHost::new();
+    let _commands = serve_bird(&host.path("bird"));
+    std::fs::write(host.path("gate.toml"), FULL_GATE).unwrap();
+    let _server = host.serve_with(&["--config", &host.text("gate.toml")]);
+    let refused = ["--refused-for", "0.1", "--known-class", "pings", "--hold", "0.5"];
+    // Checks that fail under a full gate do not count.
+    let _announcer = host.announce(&[&refused[..], &["--fall", "1000000"]].concat());
+    host.wait_until_up(true);
+    for address in [SERVER_V4, SERVER_V6] {
+        let mut ping = host.testbed.client().command("ping");
+        let pings = ChildProcess::new(ping.args(["-q", "-f", "-l", "200", address]));
+        host.wait_until_up(false);
+        assert_eq!(host.drain(&["--status"])["reason"], "known_refused");
+        drop(pings);
+        host.wait_until_up(true);
+    }
 }
 
 #[test]

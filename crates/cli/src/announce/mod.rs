@@ -113,7 +113,7 @@ pub(crate) struct Announce {
     )]
     fall: u32,
     /// Withdraw the addresses when the gate has refused known traffic for this time, in seconds;
-    /// needs --control [default: never]
+    /// --rise intervals in a row without a refusal begin it anew; needs --control [default: never]
     #[arg(long, value_name = "SECONDS", requires = "control", help_heading = "Overload")]
     refused_for: Option<f64>,
     /// Share of known packets from which the gate counts as refusing them, in percent

@@ -11,7 +11,8 @@ pub(super) struct PolicyConfig {
     /// Failures in a row after which a check counts as failed.
     pub(super) fall: u32,
     /// Time for which the gate refuses known traffic before the addresses are withdrawn; `None`
-    /// never withdraws them for that.
+    /// never withdraws them for that. `rise` intervals in a row without a refusal begin it anew: a
+    /// gate refuses with pauses.
     pub(super) refused_limit: Option<Duration>,
     /// Shortest time for which the addresses stay withdrawn after that.
     pub(super) hold: Duration,
@@ -99,6 +100,8 @@ pub(super) struct Policy {
     is_drained: bool,
     is_stopping: bool,
     refused_since: Option<Duration>,
+    /// Intervals in a row without a refusal.
+    quiet_intervals: u32,
     held_until: Option<Duration>,
 }
 
@@ -111,6 +114,7 @@ impl Policy {
             is_drained: false,
             is_stopping: false,
             refused_since: None,
+            quiet_intervals: 0,
             held_until: None,
         }
     }
@@ -149,12 +153,16 @@ impl Policy {
         self.has_ended = false;
     }
 
-    /// Records whether the gate refuses known traffic at this time.
+    /// Records whether the gate has refused known traffic in the interval that ends now.
     pub(super) fn record_refusal(&mut self, is_refusing: bool, now: Duration) {
         if !is_refusing {
-            self.refused_since = None;
+            self.quiet_intervals = self.quiet_intervals.saturating_add(1);
+            if self.quiet_intervals >= self.config.rise {
+                self.refused_since = None;
+            }
             return;
         }
+        self.quiet_intervals = 0;
         let since = *self.refused_since.get_or_insert(now);
         if self.config.refused_limit.is_some_and(|limit| now.saturating_sub(since) >= limit) {
             self.held_until = Some(now + self.config.hold);
@@ -239,15 +247,18 @@ mod tests {
             policy.record_refusal(true, second * SECOND);
             assert_eq!(policy.withdraw_reason(second * SECOND), None);
         }
-        policy.record_refusal(false, 10 * SECOND);
-        policy.record_refusal(true, 11 * SECOND);
+        for second in [10, 11] {
+            policy.record_refusal(false, second * SECOND);
+        }
+        policy.record_refusal(true, 12 * SECOND);
         policy.record_refusal(true, 20 * SECOND);
-        assert_eq!(policy.withdraw_reason(20 * SECOND), None, "an interval without begins anew");
-        policy.record_refusal(true, 21 * SECOND);
-        policy.record_refusal(false, 22 * SECOND);
+        assert_eq!(policy.withdraw_reason(20 * SECOND), None, "two intervals without begin anew");
+        policy.record_refusal(false, 21 * SECOND);
+        policy.record_refusal(true, 22 * SECOND);
         let reason = Some(WithdrawReason::KnownRefused);
-        assert_eq!(policy.withdraw_reason(80 * SECOND), reason);
-        assert_eq!(policy.withdraw_reason(81 * SECOND), None);
+        assert_eq!(policy.withdraw_reason(22 * SECOND), reason, "one interval without is a pause");
+        assert_eq!(policy.withdraw_reason(81 * SECOND), reason);
+        assert_eq!(policy.withdraw_reason(82 * SECOND), None);
     }
 
     #[test]
