@@ -36,7 +36,7 @@ pub struct DurationCounts {
 
 impl DurationCounts {
     /// Counts `count` times the same duration.
-    pub(crate) fn record(&self, count: u64, duration: Duration) {
+    pub fn record(&self, count: u64, duration: Duration) {
         let ns = duration.as_nanos() as u64;
         let bucket = BOUNDS_NS.partition_point(|bound| *bound < ns);
         self.counts[bucket].fetch_add(count, Ordering::Relaxed);

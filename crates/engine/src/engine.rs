@@ -12,9 +12,11 @@ use tidegate_stack::{Counters, Event, QUEUE_FILL_SCALE, Stack, TcpId, UdpId};
 use tidegate_wire::DropCounters;
 
 use crate::admission::{AdmissionError, Admitter, Role, is_due};
+use crate::arrival_times::ArrivalTimes;
 use crate::capture::{CaptureDirection, Captures};
 use crate::placement::EngineNodes;
 use crate::pressure::{PressureMeter, SecondaryCores};
+use crate::receive_way::ReceiveWay;
 use crate::source_sample::sample_sources;
 use crate::{
     AddressReservations, Clock, CpuContention, IdleConfig, IdleGovernor, IdleStep, KernelNeighbours,
@@ -104,10 +106,9 @@ pub struct Engine {
     neighbours: Option<KernelNeighbours>,
     gate: Gate,
     pub(crate) admission: Role,
-    /// There is admission, a capture, or times of arrivals.
-    receives_specially: bool,
-    /// Time at which the last burst arrived; `None` while that is not measured.
-    pub(crate) arrival_ns: Option<u64>,
+    pub(crate) receive_way: ReceiveWay,
+    /// Times of arrivals; `None` while they are not measured.
+    pub(crate) arrivals: Option<ArrivalTimes>,
     /// Copies of frames for readers in other processes.
     pub(crate) captures: Option<Box<Captures>>,
     pressure: PressureMeter,
@@ -159,8 +160,8 @@ impl Engine {
             neighbours,
             gate,
             admission: Role::None,
-            receives_specially: false,
-            arrival_ns: None,
+            receive_way: ReceiveWay::Plain,
+            arrivals: None,
             captures: None,
             pressure: PressureMeter::default(),
             paused_until_ns: None,
@@ -310,9 +311,10 @@ impl Engine {
             let max = MAX_BURST_FRAMES.min(quota - received);
             let (device, arena, incoming) =
                 (&mut *self.device, &mut self.arena, &mut self.incoming);
-            let frames = match self.receives_specially {
-                true => self.receive_specially(max)?,
-                false => device.receive(arena, incoming, max)?,
+            let frames = match self.receive_way {
+                ReceiveWay::Plain => device.receive(arena, incoming, max)?,
+                ReceiveWay::Timed => self.receive_timed(max)?,
+                ReceiveWay::Special => self.receive_specially(max)?,
             };
             self.stack.handle_burst(self.now_ns, &mut self.incoming, &mut self.arena);
             received += frames;
@@ -373,20 +375,9 @@ impl Engine {
             }
             Role::None => device.receive(arena, incoming, max)?,
         };
-        self.time_arrival(frames);
+        self.note_arrival(frames);
         self.handle_captured(CaptureDirection::Received);
         Ok(frames)
-    }
-
-    /// Updates whether frames are received and sent the plain way.
-    pub(crate) fn update_special_ways(&mut self) {
-        let is_captured = self.captures.is_some();
-        self.receives_specially =
-            is_captured || self.arrival_ns.is_some() || !matches!(self.admission, Role::None);
-        self.stack.set_captured(is_captured);
-        if let Role::Leader(admitter) = &mut self.admission {
-            admitter.keep_refused(is_captured);
-        }
     }
 
     /// True while loopback frames wait. The engine receives them when it runs next.

@@ -37,9 +37,11 @@ mod placement;
 mod prepared;
 mod pressure;
 mod priority;
+mod receive_way;
 mod reconfigure;
 mod sharded;
 mod source_sample;
+mod special_ways;
 mod sys;
 
 pub use address_reservation::{AddressHolder, AddressReservations, ReservationError};

@@ -23,7 +23,7 @@ pub(crate) struct EchoCostLab {
     /// Count instructions with valgrind's callgrind
     #[arg(long)]
     callgrind: bool,
-    /// Echo only this traffic: one-flow, random-flows, random-flows-singly or tcp
+    /// Echo only this traffic: one-flow, one-flow-timed, random-flows, random-flows-singly or tcp
     #[arg(long, value_name = "NAME")]
     traffic: Option<Traffic>,
     /// UDP sockets of the stack, one of which echoes the packets of one-flow

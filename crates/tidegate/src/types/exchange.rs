@@ -25,17 +25,18 @@ pub(crate) trait Exchange {
         id: UdpId,
     ) -> usize;
 
-    /// True if the exchange measures service times. Only then the functions below are called.
+    /// True if the exchange measures service times. Only then the function below is called.
     const IS_TIMED: bool = false;
 
-    /// Notes that `queued` datagrams wait, the newest of which arrived at `arrival_ns`.
-    fn on_queued(&mut self, queued: usize, arrival_ns: u64) {
-        let _ = (queued, arrival_ns);
-    }
-
-    /// Notes that the device has the replies to `taken` datagrams at `now_ns`.
-    fn on_answered(&mut self, taken: usize, now_ns: u64) {
-        let _ = (taken, now_ns);
+    /// Notes an exchange, as [`ServiceTimes::on_exchange`](super::service_times::ServiceTimes).
+    fn on_exchange(
+        &mut self,
+        queued: usize,
+        arrival_ns: Option<u64>,
+        taken: usize,
+        now_ns: impl FnOnce() -> u64,
+    ) {
+        let _ = (queued, arrival_ns, taken, now_ns);
     }
 
     /// Answers the datagram that was copied into `buffers`. Returns the reply, if there is one.

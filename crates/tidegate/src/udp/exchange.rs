@@ -51,7 +51,8 @@ impl UdpSocket {
     /// until the device had the replies. Afterwards [`ServiceTimes::last`] has the times of this
     /// exchange. `times` belongs to this socket alone, and to all of its exchanges.
     ///
-    /// The clock is read once for each burst that arrives and once for each exchange.
+    /// The clock is read once for each burst that arrives and once for each exchange; while bursts are
+    /// large, for one of eight.
     ///
     /// # Errors
     /// As [`UdpSocket::exchange`].
@@ -60,8 +61,19 @@ impl UdpSocket {
         times: &mut ServiceTimes,
         respond: impl FnMut(UdpRequest<'_>, &mut [u8]) -> Option<usize>,
     ) -> io::Result<usize> {
-        times.clear_last();
-        self.exchange_batch(Timed { exchange: Separate(respond), times })
+        self.exchange_batch(Timed::new(Separate(respond), times))
+    }
+
+    /// Like [`UdpSocket::exchange_in_place`], and measures as [`UdpSocket::exchange_timed`] does.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::exchange`].
+    pub fn exchange_in_place_timed(
+        &self,
+        times: &mut ServiceTimes,
+        respond: impl FnMut(InPlaceRequest<'_>) -> Option<usize>,
+    ) -> io::Result<usize> {
+        self.exchange_batch(Timed::new(InPlace(respond), times))
     }
 
     /// Waits for datagrams, answers a batch of them, and transmits the replies.
@@ -80,6 +92,13 @@ struct InPlace<F>(F);
 struct Timed<'t, E> {
     exchange: E,
     times: &'t mut ServiceTimes,
+}
+
+impl<'t, E> Timed<'t, E> {
+    fn new(exchange: E, times: &'t mut ServiceTimes) -> Self {
+        times.clear_last();
+        Self { exchange, times }
+    }
 }
 
 impl<E: Exchange> Exchange for Timed<'_, E> {
@@ -105,12 +124,14 @@ impl<E: Exchange> Exchange for Timed<'_, E> {
 
     const IS_TIMED: bool = true;
 
-    fn on_queued(&mut self, queued: usize, arrival_ns: u64) {
-        self.times.on_queued(queued, arrival_ns);
-    }
-
-    fn on_answered(&mut self, taken: usize, now_ns: u64) {
-        self.times.on_answered(taken, now_ns);
+    fn on_exchange(
+        &mut self,
+        queued: usize,
+        arrival_ns: Option<u64>,
+        taken: usize,
+        now_ns: impl FnOnce() -> u64,
+    ) {
+        self.times.on_exchange(queued, arrival_ns, taken, now_ns);
     }
 }
 

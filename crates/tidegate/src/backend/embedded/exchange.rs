@@ -20,10 +20,12 @@ impl EmbeddedCore {
         if let Some(error) = self.udp_take_error(id) {
             return Some(Err(error));
         }
-        if E::IS_TIMED {
+        let queued = if E::IS_TIMED {
             self.engine.measure_arrivals();
-            exchange.on_queued(self.engine.stack().udp_queue_len(id), self.engine.arrival_ns());
-        }
+            self.engine.stack().udp_queue_len(id)
+        } else {
+            0
+        };
         let (stack, arena, now_ns) = self.engine.parts();
         let taken = exchange.answer_in_frames(stack, arena, now_ns, id);
         if taken == 0 {
@@ -32,7 +34,8 @@ impl EmbeddedCore {
         self.wake_next_reader(id);
         let flushed = self.engine.flush();
         if E::IS_TIMED {
-            exchange.on_answered(taken, self.engine.time_ns());
+            let arrival_ns = self.engine.arrival_ns();
+            exchange.on_exchange(queued, arrival_ns, taken, || self.engine.time_ns());
         }
         Some(flushed.map(|()| taken))
     }

@@ -39,9 +39,9 @@ pub struct EchoCostConfig {
     /// Echo this traffic only.
     pub traffic: Option<Traffic>,
     /// UDP sockets of the stack, one of which echoes; on several addresses if they are more than
-    /// an address has ports. For [`Traffic::OneFlow`].
+    /// an address has ports. For one flow.
     pub sockets: usize,
-    /// Packets on the link at a time, for [`Traffic::OneFlow`].
+    /// Packets on the link at a time, for one flow.
     pub burst: usize,
 }
 
@@ -72,6 +72,8 @@ impl EchoCostConfig {
 pub enum Traffic {
     /// One flow of small packets, in bursts; the device computes the checksums of the replies.
     OneFlow,
+    /// As [`Traffic::OneFlow`], by a server that measures its service times for its metrics.
+    OneFlowTimed,
     /// Packets of many flows and sizes in random order, in bursts. The stack computes the
     /// checksums.
     RandomFlows,
@@ -83,13 +85,14 @@ pub enum Traffic {
 
 impl Traffic {
     /// All kinds of traffic.
-    pub const ALL: [Self; 4] =
-        [Self::OneFlow, Self::RandomFlows, Self::RandomFlowsSingly, Self::Tcp];
+    pub const ALL: [Self; 5] =
+        [Self::OneFlow, Self::OneFlowTimed, Self::RandomFlows, Self::RandomFlowsSingly, Self::Tcp];
 
     /// Name on the command line and in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::OneFlow => "one-flow",
+            Self::OneFlowTimed => "one-flow-timed",
             Self::RandomFlows => "random-flows",
             Self::RandomFlowsSingly => "random-flows-singly",
             Self::Tcp => "tcp",
@@ -99,7 +102,7 @@ impl Traffic {
     /// Packets on the link at a time.
     fn burst_frames(self, config: &EchoCostConfig) -> usize {
         match self {
-            Self::OneFlow => config.burst,
+            Self::OneFlow | Self::OneFlowTimed => config.burst,
             Self::RandomFlows => BURST_FRAMES,
             Self::RandomFlowsSingly => 1,
             Self::Tcp => tcp::CONNECTIONS,
@@ -110,6 +113,7 @@ impl Traffic {
     fn figure(self, quantity: &str) -> String {
         match self {
             Self::OneFlow => format!("{quantity}_per_packet"),
+            Self::OneFlowTimed => format!("{quantity}_per_packet_timed"),
             Self::Tcp => format!("{quantity}_per_tcp_message"),
             Self::RandomFlows | Self::RandomFlowsSingly => {
                 let burst = if self == Self::RandomFlows { BURST_FRAMES } else { 1 };
@@ -121,7 +125,9 @@ impl Traffic {
     /// Echoes `packets` packets and returns the number of correct echoes.
     fn echo(self, packets: u64, config: &EchoCostConfig) -> Result<u64, LabError> {
         match self {
-            Self::OneFlow => echo_one_flow(packets, config),
+            Self::OneFlow | Self::OneFlowTimed => {
+                echo_one_flow(packets, config, self == Self::OneFlowTimed)
+            }
             Self::Tcp => tcp::echo(packets, config.ipv6),
             _ => random_flows::echo(packets, config.ipv6, self.burst_frames(config)),
         }
@@ -184,6 +190,7 @@ pub fn run(config: &EchoCostConfig) -> Result<Experiment, LabError> {
          checksums of the replies",
         config.burst
     ));
+    result.note("one-flow-timed: the same, with the service times that `--metrics` measures");
     result.note(format!(
         "random-flows: {FLOW_COUNT} flows in random order, payloads of {MIN_PAYLOAD_BYTES} to \
          {MAX_PAYLOAD_BYTES} bytes, bursts of {BURST_FRAMES}, or of 1 (singly); the stack computes \
@@ -215,11 +222,15 @@ pub(super) fn instructions_per_packet(
     Ok(instructions as f64 / (many - few) as f64)
 }
 
-/// Echoes `packets` packets of one flow and returns the number of correct echoes.
-fn echo_one_flow(packets: u64, config: &EchoCostConfig) -> Result<u64, LabError> {
+/// Echoes `packets` packets of one flow and returns the number of correct echoes, whose service times
+/// were measured if `is_timed`.
+fn echo_one_flow(packets: u64, config: &EchoCostConfig, is_timed: bool) -> Result<u64, LabError> {
     let EchoCostConfig { ipv6, sockets, .. } = *config;
     let mut testbed = EchoTestbed::with_sockets(ipv6, Flows::One, ChecksumMode::Device, sockets)?;
     testbed.resolve_driver()?;
+    if is_timed {
+        testbed.measure_times();
+    }
     let template = FrameTemplate::new(&testbed.addressing);
     let payload: Vec<u8> = (0..PAYLOAD_BYTES).map(|i| i as u8).collect();
     let mut frame = vec![0; template.header_bytes()];
@@ -236,6 +247,11 @@ fn echo_one_flow(packets: u64, config: &EchoCostConfig) -> Result<u64, LabError>
             return Err(missing_echoes(burst, echo_count));
         }
         echoed += echo_count as u64;
+    }
+    // The packets of the last bursts wait for the next time.
+    let timed = testbed.timed_packets();
+    if is_timed && timed + 7 * (config.burst as u64) < echoed {
+        return Err(LabError::Config(format!("{echoed} echoes, the times of {timed}")));
     }
     Ok(echoed)
 }
@@ -306,6 +322,7 @@ mod tests {
             "ns_per_packet",
             "ns_per_packet_1024_flows_mixed_sizes_burst_1",
             "ns_per_packet_1024_flows_mixed_sizes_burst_32",
+            "ns_per_packet_timed",
             "ns_per_tcp_message",
             "packets",
         ];

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate::device::mem::{MemConfig, MemDevice, wire};
-use tidegate::{IpCidr, Limits, Net, NetConfig, UdpSocket};
+use tidegate::{InPlaceRequest, IpCidr, Limits, Net, NetConfig, ServiceTimes, UdpSocket};
+use tidegate_apps::DurationCounts;
 use tidegate_load::template::{Addressing, FrameTemplate, fold, sum};
 use tidegate_load::{neighbour, neighbour::NeighbourEvent};
 
@@ -45,6 +46,8 @@ pub(super) struct EchoTestbed {
     net: Net,
     server: UdpSocket,
     checksums: ChecksumMode,
+    /// Service times, measured as by a server with metrics.
+    times: Option<(ServiceTimes, DurationCounts)>,
     pub(super) addressing: Addressing,
     _idle_sockets: Vec<UdpSocket>,
 }
@@ -107,7 +110,19 @@ impl EchoTestbed {
         let addresses = std::iter::once(server_address).chain(others.iter().map(IpCidr::address));
         let addresses: Vec<IpAddr> = addresses.collect();
         let idle_sockets = bind_others(&net, &addresses, sockets - 1)?;
-        Ok(Self { driver, net, server, checksums, addressing, _idle_sockets: idle_sockets })
+        let (times, _idle_sockets) = (None, idle_sockets);
+        Ok(Self { driver, net, server, checksums, times, addressing, _idle_sockets })
+    }
+
+    /// Measures service times from now on.
+    pub(super) fn measure_times(&mut self) {
+        self.times = Some(Default::default());
+    }
+
+    /// Number of packets whose service times were measured.
+    pub(super) fn timed_packets(&self) -> u64 {
+        let buckets = self.times.iter().flat_map(|(_, durations)| durations.buckets());
+        buckets.map(|(_, count)| count).sum()
     }
 
     /// Sends one packet from each of the driver's addresses, and replies to the server's ARP or NDP
@@ -217,7 +232,17 @@ impl EchoTestbed {
     fn serve_once(&mut self) -> Result<usize, LabError> {
         // The error text is built only on an error.
         self.net.run_once().map_err(|error| LabError::io("the device failed")(error))?;
-        let answered = self.server.exchange_in_place(|request| Some(request.len));
+        let answer = |request: InPlaceRequest<'_>| Some(request.len);
+        let answered = match &mut self.times {
+            None => self.server.exchange_in_place(answer),
+            Some((times, durations)) => {
+                let answered = self.server.exchange_in_place_timed(times, answer);
+                for &(count, time) in times.last() {
+                    durations.record(count as u64, time);
+                }
+                answered
+            }
+        };
         match answered {
             Ok(count) => Ok(count),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(0),
