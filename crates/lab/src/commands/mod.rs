@@ -20,6 +20,7 @@ mod lock_contention;
 mod mlfrr;
 mod monitor;
 mod nfs;
+mod observe;
 mod papers_livelock;
 mod profile;
 mod protect;
@@ -87,6 +88,8 @@ pub(crate) enum Lab {
     /// A million messages to a Kafka broker and back by kcat, unmodified, and by a client linked with
     /// the C library: on the kernel, with Tidegate embedded, and attached to the daemon
     Kafka(kafka::KafkaLab),
+    /// Cost of metrics that are read, and of logs of each request, for a DNS server and a web server
+    Observe(observe::ObserveLab),
     /// Unmodified programs by benchmark programs of others: redis, memcached and nginx with 1 to
     /// 1000 connections, sockperf; rates, latency and processor time on the kernel at its best, with
     /// Tidegate embedded, and attached to the daemon on the same core
@@ -266,6 +269,7 @@ impl Lab {
             Lab::WebServer(lab) => lab.run(),
             Lab::Fleet(lab) => lab.run(),
             Lab::Kafka(lab) => lab.run(),
+            Lab::Observe(lab) => lab.run(),
             Lab::Guard(lab) => lab.run(),
             Lab::Sessions(lab) => lab.run(),
             Lab::Mlfrr(lab) => lab.run(),

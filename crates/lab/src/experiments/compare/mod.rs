@@ -9,6 +9,7 @@ pub mod fleet;
 pub mod growth;
 pub mod kafka;
 pub mod noisy;
+pub mod observe;
 pub mod ordinary;
 pub mod peers;
 pub mod programs;

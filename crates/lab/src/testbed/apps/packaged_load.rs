@@ -68,7 +68,8 @@ fn measure_memcached(
     parse_memcached_rate(&output).ok_or_else(|| unknown_output("memcaslap", &output))
 }
 
-fn measure_http(
+/// Gets a file `f` with wrk, and returns the requests per second.
+pub(crate) fn measure_http(
     command: &mut Command,
     target: SocketAddr,
     connections: usize,
