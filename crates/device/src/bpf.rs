@@ -4,16 +4,11 @@ use aya::maps::MapError;
 use aya::programs::ProgramError;
 use aya::{Ebpf, EbpfError, EbpfLoader};
 
-/// Creates the maps of an object and prepares its programs.
+/// Creates the maps of an object and prepares its programs, with values for constants of the object.
 ///
 /// Without the types of the kernel, since no object of ours is relocated by them: aya reads and
 /// parses them once, for a new loader, and not a second time.
-pub(crate) fn load(object: &[u8]) -> Result<Ebpf, EbpfError> {
-    load_with(object, &[])
-}
-
-/// As [`load`], with values for constants of the object.
-pub(crate) fn load_with(object: &[u8], constants: &[(&str, u32)]) -> Result<Ebpf, EbpfError> {
+pub(crate) fn load(object: &[u8], constants: &[(&str, u32)]) -> Result<Ebpf, EbpfError> {
     let mut loader = EbpfLoader::new();
     loader.btf(None);
     for (name, value) in constants {

@@ -38,7 +38,7 @@ impl PortDiverter {
     }
 
     fn try_attach(interface: &str, vlan: Option<u16>) -> Result<Self, EbpfError> {
-        let mut ebpf = bpf::load(OBJECT)?;
+        let mut ebpf = bpf::load(OBJECT, &[])?;
         filter(&mut ebpf)?.load()?;
         let divert: &mut SchedClassifier =
             ebpf.program_mut("divert").ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;

@@ -72,7 +72,7 @@ fn load_reading(
     program: &str,
     reads_payloads: bool,
 ) -> Result<(Ebpf, AdmissionMaps), EbpfError> {
-    let mut ebpf = bpf::load_with(object, &[("reads_payloads", reads_payloads.into())])?;
+    let mut ebpf = bpf::load(object, &[("reads_payloads", reads_payloads.into())])?;
     let program: &mut Xdp =
         ebpf.program_mut(program).ok_or(ProgramError::UnexpectedProgramType)?.try_into()?;
     program.load()?;
