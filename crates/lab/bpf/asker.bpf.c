@@ -23,8 +23,6 @@ enum { NO_OPTIONS = 5 << 4 };
 
 static long (*bpf_redirect)(u32 interface, u64 flags) = (void *)23;
 static long (*bpf_xdp_adjust_tail)(struct xdp_md *context, int delta) = (void *)65;
-static long (*bpf_xdp_load_bytes)(struct xdp_md *context, u32 at, void *to, u32 size) =
-	(void *)189;
 static long (*bpf_xdp_store_bytes)(struct xdp_md *context, u32 at, void *from, u32 size) =
 	(void *)190;
 
