@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tidegate::ServiceTimes;
+
 /// Upper bounds of the buckets in nanoseconds; one more bucket has no bound.
 const BOUNDS_NS: [u64; 20] = [
     1_000,
@@ -36,11 +38,19 @@ pub struct DurationCounts {
 
 impl DurationCounts {
     /// Counts `count` times the same duration.
-    pub fn record(&self, count: u64, duration: Duration) {
+    pub(crate) fn record(&self, count: u64, duration: Duration) {
         let ns = duration.as_nanos() as u64;
         let bucket = BOUNDS_NS.partition_point(|bound| *bound < ns);
         self.counts[bucket].fetch_add(count, Ordering::Relaxed);
         self.sum_ns.fetch_add(ns.saturating_mul(count), Ordering::Relaxed);
+    }
+
+    /// Counts the service times of the last exchange.
+    #[inline]
+    pub fn record_last(&self, times: &ServiceTimes) {
+        for &(count, time) in times.last() {
+            self.record(count as u64, time);
+        }
     }
 
     /// Upper bounds in seconds, the last infinite, each with the number of durations above the bound

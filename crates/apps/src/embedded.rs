@@ -139,9 +139,7 @@ fn serve_batch(
         None => socket.exchange(respond),
         Some((times, durations)) => {
             let exchanged = socket.exchange_timed(times, respond);
-            for &(count, time) in times.last() {
-                durations.record(count as u64, time);
-            }
+            durations.record_last(times);
             exchanged
         }
     };

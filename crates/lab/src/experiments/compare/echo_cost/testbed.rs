@@ -237,9 +237,7 @@ impl EchoTestbed {
             None => self.server.exchange_in_place(answer),
             Some((times, durations)) => {
                 let answered = self.server.exchange_in_place_timed(times, answer);
-                for &(count, time) in times.last() {
-                    durations.record(count as u64, time);
-                }
+                durations.record_last(times);
                 answered
             }
         };
