@@ -67,6 +67,7 @@ int ff_fcntl(int fd, int cmd, ...);
 /* FIONREAD and FIONBIO, with a pointer to an int. */
 int ff_ioctl(int fd, unsigned long request, ...);
 int ff_dup(int oldfd);
+int ff_dup2(int oldfd, int newfd);
 
 ssize_t ff_read(int d, void *buf, size_t nbytes);
 ssize_t ff_readv(int fd, const struct iovec *iov, int iovcnt);
@@ -98,6 +99,13 @@ int ff_gettimeofday(struct timeval *tv, void *tz);
 
 /* True for a descriptor of this library. */
 int ff_fdisused(int fd);
+/* Number of descriptors that the process may have. */
+int ff_getmaxfd(void);
+
+/* Threads of the system: any thread may use the sockets. */
+int ff_pthread_create(pthread_t *thread, const pthread_attr_t *attr,
+                      void *(*start_routine)(void *), void *arg);
+int ff_pthread_join(pthread_t thread, void **retval);
 
 #ifdef __cplusplus
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use libc::c_int;
-use tidegate_posix::fd_table::FdTable;
+use tidegate_posix::fd_table::{Borrowed, FdTable};
 
 use crate::epoll::EpollSet;
 use crate::kqueue::Kqueue;
@@ -13,13 +13,15 @@ use crate::ring::SocketRing;
 use crate::socket::{Socket, os_error};
 
 /// Object of a descriptor.
-#[derive(Clone)]
 pub(crate) enum Entry {
     Socket(Arc<Socket>),
     Epoll(Arc<EpollSet>),
     Kqueue(Arc<Kqueue>),
     Ring(Arc<SocketRing>),
 }
+
+/// Object in use by a call.
+pub(crate) type InUse<T> = Borrowed<Entry, T>;
 
 static TABLE: FdTable<Entry> = FdTable::new();
 
@@ -71,7 +73,7 @@ pub(crate) fn replace(fd: c_int, socket: Arc<Socket>) {
 
 /// Object of a descriptor.
 #[inline]
-pub(crate) fn get(fd: c_int) -> Option<Entry> {
+pub(crate) fn get(fd: c_int) -> Option<InUse<Entry>> {
     TABLE.get(fd)
 }
 
@@ -90,49 +92,65 @@ pub(crate) fn other_kind(fd: c_int, code: c_int) -> io::Error {
     }
 }
 
+/// Object of a descriptor of the kind that a call needs.
+///
+/// # Errors
+/// `EBADF` for no descriptor, `code` for something else.
+#[inline]
+fn get_part<T>(
+    fd: c_int,
+    code: c_int,
+    part: impl FnOnce(&Entry) -> Option<&T>,
+) -> io::Result<InUse<T>> {
+    match get(fd).map(|entry| entry.filter_map(part)) {
+        Some(Ok(part)) => Ok(part),
+        _ => Err(other_kind(fd, code)),
+    }
+}
+
 /// Socket of a descriptor.
 ///
 /// # Errors
 /// `EBADF` for no descriptor, `ENOTSOCK` for something else.
 #[inline]
-pub(crate) fn socket(fd: c_int) -> io::Result<Arc<Socket>> {
-    match get(fd) {
-        Some(Entry::Socket(socket)) => Ok(socket),
-        _ => Err(other_kind(fd, libc::ENOTSOCK)),
-    }
+pub(crate) fn socket(fd: c_int) -> io::Result<InUse<Arc<Socket>>> {
+    get_part(fd, libc::ENOTSOCK, |entry| match entry {
+        Entry::Socket(socket) => Some(socket),
+        _ => None,
+    })
 }
 
 /// Epoll set of a descriptor.
 ///
 /// # Errors
 /// `EBADF` for no descriptor, `EINVAL` for something else.
-pub(crate) fn epoll(fd: c_int) -> io::Result<Arc<EpollSet>> {
-    match get(fd) {
-        Some(Entry::Epoll(set)) => Ok(set),
-        _ => Err(other_kind(fd, libc::EINVAL)),
-    }
+pub(crate) fn epoll(fd: c_int) -> io::Result<InUse<Arc<EpollSet>>> {
+    get_part(fd, libc::EINVAL, |entry| match entry {
+        Entry::Epoll(set) => Some(set),
+        _ => None,
+    })
 }
 
 /// Kqueue of a descriptor.
 ///
 /// # Errors
 /// `EBADF` for anything else.
-pub(crate) fn kqueue(fd: c_int) -> io::Result<Arc<Kqueue>> {
-    match get(fd) {
-        Some(Entry::Kqueue(kqueue)) => Ok(kqueue),
-        _ => Err(os_error(libc::EBADF)),
-    }
+pub(crate) fn kqueue(fd: c_int) -> io::Result<InUse<Arc<Kqueue>>> {
+    get_part(fd, libc::EBADF, |entry| match entry {
+        Entry::Kqueue(kqueue) => Some(kqueue),
+        _ => None,
+    })
 }
 
 /// Ring of a descriptor.
 ///
 /// # Errors
 /// `EBADF` for no descriptor, `EINVAL` for something else.
-pub(crate) fn ring(fd: c_int) -> io::Result<Arc<SocketRing>> {
-    match get(fd) {
-        Some(Entry::Ring(ring)) => Ok(ring),
-        _ => Err(other_kind(fd, libc::EINVAL)),
-    }
+pub(crate) fn ring(fd: c_int) -> io::Result<InUse<Arc<SocketRing>>> {
+    get_part(fd, libc::EINVAL, |entry| match entry {
+        Entry::Ring(ring) => Some(ring),
+        _ => None,
+    })
 }
 
 /// Closes a descriptor of the library. The object ends with the calls that still use it.
@@ -141,8 +159,9 @@ pub(crate) fn ring(fd: c_int) -> io::Result<Arc<SocketRing>> {
 /// `EBADF` for other descriptors.
 pub(crate) fn close(fd: c_int) -> io::Result<()> {
     let entry = TABLE.remove(fd).ok_or_else(|| os_error(libc::EBADF))?;
-    if let Entry::Socket(socket) = &entry
+    if let Entry::Socket(socket) = &*entry
         && Arc::strong_count(socket) == 1
+        && entry.is_last_use()
     {
         socket.linger();
     }
@@ -157,11 +176,34 @@ pub(crate) fn close(fd: c_int) -> io::Result<()> {
 /// # Errors
 /// `EBADF` for other descriptors, `EMFILE` and the like.
 pub(crate) fn duplicate(fd: c_int) -> io::Result<c_int> {
-    match get(fd) {
-        Some(Entry::Socket(socket)) => install(Entry::Socket(socket)),
+    match get(fd).as_deref() {
+        Some(Entry::Socket(socket)) => install(Entry::Socket(Arc::clone(socket))),
         Some(_) => Err(os_error(libc::EINVAL)),
         None => Err(os_error(libc::EBADF)),
     }
+}
+
+/// Second descriptor of an object with the number `to`. What had that number is closed.
+///
+/// # Errors
+/// As [`duplicate`].
+pub(crate) fn duplicate_to(fd: c_int, to: c_int) -> io::Result<c_int> {
+    let socket = match get(fd).as_deref() {
+        Some(Entry::Socket(socket)) => Arc::clone(socket),
+        Some(_) => return Err(os_error(libc::EINVAL)),
+        None => return Err(os_error(libc::EBADF)),
+    };
+    if fd == to {
+        return Ok(to);
+    }
+    if contains(to) {
+        close(to)?;
+    }
+    // SAFETY: `to` is the program's own, which says that it is to be closed.
+    if unsafe { libc::dup3(anchor()?, to, libc::O_CLOEXEC) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    install_at(to, Entry::Socket(socket))
 }
 
 /// Closes all objects, for the end of the process.

@@ -7,7 +7,7 @@ use libc::{pollfd, sigset_t};
 use tidegate::{Interest, Net, Source};
 use tidegate_posix::epoll_events::{event_bits, interest};
 
-use crate::descriptors::{self, Entry};
+use crate::descriptors::{self, Entry, InUse};
 use crate::sleeper::{self, KernelWaiter};
 use crate::socket::os_error;
 
@@ -45,8 +45,8 @@ pub(crate) fn poll(
     timeout: Option<Duration>,
     mask: Option<&sigset_t>,
 ) -> io::Result<usize> {
-    let entries: Vec<Option<Entry>> = fds.iter().map(|fd| descriptors::get(fd.fd)).collect();
-    let Some(net) = entries.iter().flatten().next().map(net) else {
+    let entries: Vec<Option<InUse<Entry>>> = fds.iter().map(|fd| descriptors::get(fd.fd)).collect();
+    let Some(net) = entries.iter().flatten().next().map(|entry| net(entry)) else {
         return sleeper::poll(fds, timeout, mask);
     };
     let kernel_indices: Vec<usize> = (0..fds.len()).filter(|&at| entries[at].is_none()).collect();

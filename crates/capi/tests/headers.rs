@@ -122,6 +122,8 @@ fn to_c(function: &str, rust: &str) -> String {
         "Option<ReplyFn>" => "tg_reply_function",
         "Option<LoopFn>" => "loop_func_t",
         "Option<EachFn>" => "each_function",
+        "Option<ThreadFn>" => "thread_function",
+        "pthread_t" | "pthread_attr_t" => rust,
         "SignalHandler" => "mtcp_sighandler_t",
         _ => panic!("{function}: no type in C for {rust}"),
     }
@@ -160,6 +162,7 @@ fn signatures_are_those_of_the_sources() {
     }
     let mut text: String = HEADERS.iter().map(|header| format!("#include <{header}>\n")).collect();
     text += "typedef void (*each_function)(void **, struct kevent *);\n";
+    text += "typedef void *(*thread_function)(void *);\n";
     let functions = exported();
     assert!(functions.len() > 110, "{}", functions.len());
     for (name, (arguments, result)) in &functions {

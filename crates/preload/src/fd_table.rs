@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate_posix::fd_table::FdTable;
-pub(crate) use tidegate_posix::fd_table::MAX_FDS;
+pub(crate) use tidegate_posix::fd_table::{MAX_FDS, TableLock};
 
 use crate::epoll::Epoll;
 use crate::signals::SignalGuard;
@@ -48,9 +48,9 @@ pub(crate) fn lock_moves() -> MutexGuard<'static, ()> {
     MOVES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks the table against access by all other threads.
-pub(crate) fn lock_all() -> Vec<MutexGuard<'static, ()>> {
-    TABLE.lock_all()
+/// Locks what changes of the table lock.
+pub(crate) fn lock() -> TableLock<Entry> {
+    TABLE.lock()
 }
 
 /// True when the descriptor is Tidegate's.
@@ -66,7 +66,7 @@ pub(crate) fn get(fd: i32) -> Option<InUse<Entry>> {
         return None;
     }
     let signal_guard = SignalGuard::enter();
-    let value = TABLE.get(fd)?;
+    let value = (*TABLE.get(fd)?).clone();
     Some(InUse { value, signal_guard })
 }
 

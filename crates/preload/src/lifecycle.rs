@@ -10,6 +10,7 @@ use std::sync::MutexGuard;
 use libc::c_long;
 use tidegate::{Fork, Net};
 
+use crate::fd_table::{Entry, TableLock};
 use crate::signals::SignalGuard;
 use crate::{epoll, fd_table, log, runtime};
 
@@ -27,7 +28,7 @@ pub(crate) fn net() -> io::Result<&'static Net> {
 /// copies.
 struct ForkGuards {
     fork: Fork<'static>,
-    table_locks: Vec<MutexGuard<'static, ()>>,
+    table_lock: TableLock<Entry>,
     epoll_guard: epoll::SetsGuard,
     moves_lock: MutexGuard<'static, ()>,
     signal_guard: SignalGuard,
@@ -56,8 +57,8 @@ extern "C" fn before_fork() {
     let moves_lock = fd_table::lock_moves();
     let epoll_guard = epoll::lock_all();
     let Some(fork) = net.prepare_fork() else { return };
-    let table_locks = fd_table::lock_all();
-    let guards = ForkGuards { fork, table_locks, epoll_guard, moves_lock, signal_guard };
+    let table_lock = fd_table::lock();
+    let guards = ForkGuards { fork, table_lock, epoll_guard, moves_lock, signal_guard };
     // An exiting thread does not fork.
     let _ = FORK_GUARDS.try_with(|slot| slot.replace(Some(guards)));
 }
@@ -65,8 +66,8 @@ extern "C" fn before_fork() {
 /// Runs in the parent.
 extern "C" fn after_fork() {
     let Some(guards) = take_fork_guards() else { return };
-    let ForkGuards { fork, table_locks, epoll_guard, moves_lock, signal_guard } = guards;
-    drop(table_locks);
+    let ForkGuards { fork, table_lock, epoll_guard, moves_lock, signal_guard } = guards;
+    drop(table_lock);
     fork.in_parent();
     // Dropping the last reference to a set calls the stack.
     drop(epoll_guard);
@@ -77,8 +78,8 @@ extern "C" fn after_fork() {
 
 extern "C" fn in_fork_child() {
     let Some(guards) = take_fork_guards() else { return runtime::set_child() };
-    let ForkGuards { fork, table_locks, epoll_guard, moves_lock, signal_guard: _guard } = guards;
-    drop(table_locks);
+    let ForkGuards { fork, table_lock, epoll_guard, moves_lock, signal_guard: _guard } = guards;
+    drop(table_lock);
     let inherited = fork.in_child();
     drop(epoll_guard);
     drop(moves_lock);

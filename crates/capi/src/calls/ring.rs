@@ -11,7 +11,7 @@ use tidegate::ring::{BufferIndex, Completion, RingConfig, Submission};
 use tidegate_posix::{arguments, errno};
 
 use super::read_address;
-use crate::descriptors::{self, Entry};
+use crate::descriptors::{self, Entry, InUse};
 use crate::ring::{RingInner, SocketRing};
 use crate::socket::{Endpoint, Protocol, Socket, os_error};
 
@@ -191,7 +191,7 @@ unsafe fn push_one(inner: &mut RingInner, entry: &RingEntry) -> io::Result<()> {
 }
 
 /// Socket that receives and sends; a UDP socket that is not bound is bound.
-fn data_socket(fd: c_int) -> io::Result<Arc<Socket>> {
+fn data_socket(fd: c_int) -> io::Result<InUse<Arc<Socket>>> {
     let socket = descriptors::socket(fd)?;
     match (socket.protocol, socket.endpoint()) {
         (Protocol::Udp, None) => _ = socket.udp()?,

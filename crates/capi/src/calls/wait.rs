@@ -43,8 +43,8 @@ pub(crate) fn epoll_control(
         (_, Some(event)) => event,
         (_, None) => return Err(os_error(libc::EFAULT)),
     };
-    match descriptors::get(fd) {
-        Some(Entry::Socket(socket)) => epoll.control(operation, fd, &socket, event.0, event.1),
+    match descriptors::get(fd).as_deref() {
+        Some(Entry::Socket(socket)) => epoll.control(operation, fd, socket, event.0, event.1),
         Some(_) => Err(os_error(libc::EINVAL)),
         None => epoll.control_kernel(operation, fd, event.0, event.1),
     }

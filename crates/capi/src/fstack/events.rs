@@ -19,7 +19,8 @@ use crate::stack;
 /// As `epoll_create`.
 pub(super) fn create_epoll() -> io::Result<c_int> {
     let fd = wait::epoll_create(stack::net()?, 0)?;
-    run::add(&descriptors::epoll(fd)?);
+    let set = descriptors::epoll(fd)?;
+    run::add(&set);
     Ok(fd)
 }
 
@@ -30,11 +31,11 @@ pub(super) fn create_epoll() -> io::Result<c_int> {
 pub(super) fn create_kqueue() -> io::Result<c_int> {
     let fd = create_epoll()?;
     let set = descriptors::epoll(fd)?;
-    descriptors::install_at(fd, Entry::Kqueue(Kqueue::new(set)))
+    descriptors::install_at(fd, Entry::Kqueue(Kqueue::new(Arc::clone(&set))))
 }
 
 fn socket_of(fd: c_int) -> Option<Arc<Socket>> {
-    descriptors::socket(fd).ok()
+    descriptors::socket(fd).ok().map(|socket| Arc::clone(&socket))
 }
 
 /// Applies changes, then takes events without waiting. A change that fails becomes an event with

@@ -10,10 +10,11 @@ use std::io;
 use std::time::Duration;
 
 use libc::{
-    c_char, c_int, c_ulong, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, pollfd, size_t,
-    sockaddr, socklen_t, ssize_t, timespec, timeval,
+    c_char, c_int, c_ulong, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, pollfd,
+    pthread_attr_t, pthread_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use tidegate_posix::arguments::ms_timeout;
+use tidegate_posix::fd_table::MAX_FDS;
 
 use crate::boundary::export;
 use crate::calls::{message, socket, transfer, wait};
@@ -23,6 +24,8 @@ use crate::{descriptors, stack};
 
 /// Function of the program that `ff_run` calls.
 type LoopFn = unsafe extern "C" fn(argument: *mut c_void) -> c_int;
+/// Function of the program that a thread runs.
+type ThreadFn = extern "C" fn(argument: *mut c_void) -> *mut c_void;
 /// Function of the program for each event.
 type EachFn = unsafe extern "C" fn(list: *mut *mut c_void, event: *mut Kevent);
 
@@ -120,6 +123,15 @@ export! {
     /// Duplicates a descriptor.
     ff_dup(oldfd: c_int) -> c_int = number {
         descriptors::duplicate(oldfd)
+    }
+    /// Gives a socket a second descriptor with a certain number.
+    ff_dup2(oldfd: c_int, newfd: c_int) -> c_int = number {
+        descriptors::duplicate_to(oldfd, newfd)
+    }
+    /// Number of descriptors that the process may have.
+    ff_getmaxfd() -> c_int = number {
+        let limit = libc::sysconf(libc::_SC_OPEN_MAX);
+        Ok(usize::try_from(limit).unwrap_or(MAX_FDS).min(MAX_FDS) as c_int)
     }
     /// Receives without flags.
     ff_read(d: c_int, buf: *mut c_void, nbytes: size_t) -> ssize_t = bytes {
@@ -276,4 +288,30 @@ pub extern "C" fn ff_stop_run() {
 #[unsafe(no_mangle)]
 pub extern "C" fn ff_fdisused(fd: c_int) -> c_int {
     descriptors::contains(fd).into()
+}
+
+/// Starts a thread, which may use the sockets as any other.
+///
+/// # Safety
+/// As `pthread_create`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ff_pthread_create(
+    thread: *mut pthread_t,
+    attr: *const pthread_attr_t,
+    start_routine: Option<ThreadFn>,
+    arg: *mut c_void,
+) -> c_int {
+    let Some(start_routine) = start_routine else { return libc::EINVAL };
+    // SAFETY: guaranteed by the caller.
+    unsafe { libc::pthread_create(thread, attr, start_routine, arg) }
+}
+
+/// Waits for the end of a thread.
+///
+/// # Safety
+/// As `pthread_join`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ff_pthread_join(thread: pthread_t, retval: *mut *mut c_void) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    unsafe { libc::pthread_join(thread, retval) }
 }

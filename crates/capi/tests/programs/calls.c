@@ -56,8 +56,13 @@
 #define tg_epoll_wait epoll_wait
 #define tg_poll poll
 #define tg_select select
+#define ff_dup dup
+#define ff_dup2 dup2
 #else
 #include <tidegate.h>
+/* Declared here: the header redefines the type of addresses. */
+int ff_dup(int oldfd);
+int ff_dup2(int oldfd, int newfd);
 #endif
 
 static struct sockaddr_storage own, peer;
@@ -434,6 +439,40 @@ static void datagrams(void)
     SHOW(tg_close(fd));
 }
 
+static void duplicates(void)
+{
+    struct sockaddr_storage name;
+    socklen_t size = sizeof name;
+    int first, second, third, pipe_ends[2];
+    printf("-- duplicates\n");
+    OPEN(first, tg_socket(family, SOCK_DGRAM, 0));
+    OPEN(second, tg_socket(family, SOCK_DGRAM, 0));
+    SHOW(tg_bind(first, at(&own), length));
+    SHOW(ff_dup2(first, second) == second);
+    SHOW(ff_dup2(second, second) == second);
+    OPEN(third, ff_dup(second));
+    SHOW(tg_close(first));
+    SHOW(tg_close(first));
+    SHOW(tg_getsockname(second, at(&name), &size));
+    show_port("second", &name);
+    SHOW(tg_close(second));
+    SHOW(tg_getsockname(third, at(&name), &size));
+    show_port("third", &name);
+    /* What had the number before is closed, also a descriptor of the kernel. */
+    if (pipe(pipe_ends) != 0)
+        exit(2);
+    SHOW(ff_dup2(third, pipe_ends[0]) == pipe_ends[0]);
+    signal(SIGPIPE, SIG_IGN);
+    SHOW(write(pipe_ends[1], "x", 1));
+    close(pipe_ends[1]);
+    SHOW(tg_getsockname(pipe_ends[0], at(&name), &size));
+    SHOW(tg_close(pipe_ends[0]));
+    SHOW(ff_dup2(minus_one, third));
+    SHOW(ff_dup2(9999, third));
+    SHOW(ff_dup2(third, minus_one));
+    SHOW(tg_close(third));
+}
+
 static void on_alarm(int signum)
 {
     (void)signum;
@@ -490,6 +529,7 @@ int main(int argc, char **argv)
     streams();
     nonblocking();
     datagrams();
+    duplicates();
     signals();
     return 0;
 }
