@@ -5,6 +5,7 @@ use tidegate_stack::{Stack, UdpId};
 
 #[cfg(feature = "attach")]
 use super::datagram::DatagramMeta;
+use super::service_times::ServiceTimes;
 
 /// Most datagrams answered before the replies are transmitted.
 pub(crate) const MAX_EXCHANGE_DATAGRAMS: usize = 64;
@@ -25,18 +26,10 @@ pub(crate) trait Exchange {
         id: UdpId,
     ) -> usize;
 
-    /// True if the exchange measures service times. Only then the function below is called.
-    const IS_TIMED: bool = false;
-
-    /// Notes an exchange, as [`ServiceTimes::on_exchange`](super::service_times::ServiceTimes).
-    fn on_exchange(
-        &mut self,
-        queued: usize,
-        arrival_ns: Option<u64>,
-        taken: usize,
-        now_ns: impl FnOnce() -> u64,
-    ) {
-        let _ = (queued, arrival_ns, taken, now_ns);
+    /// Service times to measure, if any.
+    #[inline]
+    fn times(&mut self) -> Option<&mut ServiceTimes> {
+        None
     }
 
     /// Answers the datagram that was copied into `buffers`. Returns the reply, if there is one.

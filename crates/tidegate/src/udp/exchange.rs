@@ -122,16 +122,9 @@ impl<E: Exchange> Exchange for Timed<'_, E> {
         self.exchange.answer_copy(buffers, request)
     }
 
-    const IS_TIMED: bool = true;
-
-    fn on_exchange(
-        &mut self,
-        queued: usize,
-        arrival_ns: Option<u64>,
-        taken: usize,
-        now_ns: impl FnOnce() -> u64,
-    ) {
-        self.times.on_exchange(queued, arrival_ns, taken, now_ns);
+    #[inline]
+    fn times(&mut self) -> Option<&mut ServiceTimes> {
+        Some(self.times)
     }
 }
 

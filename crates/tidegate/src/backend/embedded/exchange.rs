@@ -20,12 +20,11 @@ impl EmbeddedCore {
         if let Some(error) = self.udp_take_error(id) {
             return Some(Err(error));
         }
-        let queued = if E::IS_TIMED {
+        // Known at compile time: an exchange without times does nothing here.
+        let queued = exchange.times().map(|_| {
             self.engine.measure_arrivals();
             self.engine.stack().udp_queue_len(id)
-        } else {
-            0
-        };
+        });
         let (stack, arena, now_ns) = self.engine.parts();
         let taken = exchange.answer_in_frames(stack, arena, now_ns, id);
         if taken == 0 {
@@ -33,9 +32,9 @@ impl EmbeddedCore {
         }
         self.wake_next_reader(id);
         let flushed = self.engine.flush();
-        if E::IS_TIMED {
+        if let (Some(queued), Some(times)) = (queued, exchange.times()) {
             let arrival_ns = self.engine.arrival_ns();
-            exchange.on_exchange(queued, arrival_ns, taken, || self.engine.time_ns());
+            times.on_exchange(queued, arrival_ns, taken, || self.engine.time_ns());
         }
         Some(flushed.map(|()| taken))
     }
