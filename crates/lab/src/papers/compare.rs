@@ -6,14 +6,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::entry::Entry;
+use super::entry::{Entry, MACHINE_CHANGE};
 use crate::LabError;
 use crate::report::Experiment;
 use crate::stats::round_to_thousandths;
-
-/// Ratio to the former report below which an entry became slower: what a shared machine itself
-/// changes lies above.
-const SLOWER: f64 = 0.9;
 
 /// A `report.json` of another commit.
 #[derive(Debug)]
@@ -49,20 +45,20 @@ impl FormerReport {
         Some(entry.ratio?.median / former)
     }
 
-    /// True if the entry became slower: by more than the machine's own changes, and its ratio lies
-    /// outside of the former spread.
+    /// True if the entry became slower: its ratio lies below the range that the former report has
+    /// expected, and has changed by more than the machine itself does.
     pub(super) fn is_slower(&self, entry: &Entry<'_>) -> bool {
         let lowest = self.ratios.get(&entry.plan.id).map(|ratios| ratios[1]);
         let is_outside = entry.ratio.zip(lowest).is_some_and(|(now, low)| now.median < low);
-        is_outside && self.change(entry).is_some_and(|change| change < SLOWER)
+        is_outside && self.change(entry).is_some_and(|change| change < 1.0 / MACHINE_CHANGE)
     }
 
-    /// True if the ratio of an entry lies within the former spread, give or take the machine's own
-    /// changes. `None` without both ratios.
+    /// True if the ratio of an entry lies within the range that the former report has expected. `None`
+    /// without both ratios.
     fn is_within_spread(&self, entry: &Entry<'_>) -> Option<bool> {
         let [_, lowest, highest] = self.ratios.get(&entry.plan.id)?;
         let now = entry.ratio?.median;
-        Some((lowest * SLOWER..=highest / SLOWER).contains(&now))
+        Some((*lowest..=*highest).contains(&now))
     }
 
     /// Adds figures and notes on what became slower, and on what changed beyond the spread.
@@ -87,12 +83,11 @@ impl FormerReport {
             false => ids.join(", "),
         };
         result.note(format!(
-            "outside of the former spread, give or take a tenth: {}; entries_within_spread is the \
-             fraction of all others",
+            "outside of the former spread: {}; entries_within_spread is the fraction of all others",
             names(outside)
         ));
         result.note(format!(
-            "slower than the report of commit {}, by more than a tenth and below its spread: {}",
+            "slower than the report of commit {}, and below its spread: {}",
             self.commit,
             names(slower)
         ));

@@ -55,14 +55,32 @@ pub(super) struct Entry<'p> {
     pub(super) commits: Vec<String>,
 }
 
+/// Power by which the range of the points is widened to [`Ratio::lowest`] and [`Ratio::highest`]. A
+/// point has few repetitions, whose range holds a further one in a third to two thirds of the cases.
+const WIDENING: f64 = 2.0;
+/// What a shared machine itself changes, as a factor: a ratio without repetitions varies, too.
+pub(super) const MACHINE_CHANGE: f64 = 1.1;
+
 /// Tidegate over the kernel at its best, or the inverse where less is better: above 1 Tidegate is
 /// ahead.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Ratio {
     /// Median of the places that both have.
     pub(super) median: f64,
+    /// Range in which nine of ten ratios of other runs are expected.
     pub(super) lowest: f64,
     pub(super) highest: f64,
+}
+
+impl Ratio {
+    /// Ratio whose places, within their spread, are between `low` and `high`.
+    fn new(median: f64, low: f64, high: f64) -> Self {
+        Self {
+            median,
+            lowest: median * (low / median).powf(WIDENING).min(1.0 / MACHINE_CHANGE),
+            highest: median * (high / median).powf(WIDENING).max(MACHINE_CHANGE),
+        }
+    }
 }
 
 /// All entries of a plan.
@@ -164,8 +182,7 @@ fn judge(plan: &PlannedEntry, results: &RunResults) -> (Option<bool>, String) {
     (holds, ours.map_or_else(|error| format!("not judged: {error}"), |ours| ours.to_string()))
 }
 
-/// Ratio at the places that both have: their median, and the lowest and highest that the spread of
-/// the points allows.
+/// Ratio at the places that both have.
 fn ratio(plan: &PlannedEntry, kernel: &[Point], tidegate: &[Point]) -> Option<Ratio> {
     let best = |points: &[Point], place: &PointPlace| {
         let values = points.iter().filter(|point| point.x == *place).filter_map(Spread::of);
@@ -193,9 +210,9 @@ fn ratio(plan: &PlannedEntry, kernel: &[Point], tidegate: &[Point]) -> Option<Ra
         .collect();
     let mut medians: Vec<f64> = ratios.iter().map(|ratio| ratio.middle).collect();
     medians.sort_by(f64::total_cmp);
-    let lowest = ratios.iter().map(|ratio| ratio.low).reduce(f64::min)?;
-    let highest = ratios.iter().map(|ratio| ratio.high).reduce(f64::max)?;
-    Some(Ratio { median: median(&medians), lowest, highest })
+    let low = ratios.iter().map(|ratio| ratio.low).reduce(f64::min)?;
+    let high = ratios.iter().map(|ratio| ratio.high).reduce(f64::max)?;
+    Some(Ratio::new(median(&medians), low, high))
 }
 
 /// A value above zero with its spread.
@@ -289,11 +306,11 @@ mod tests {
         assert_eq!(made.state, State::Reproduced);
         assert_eq!((made.published.len(), made.kernel.len(), made.tidegate.len()), (48, 3, 3));
         assert_eq!((made.holds, made.ours.as_str()), (Some(true), "1.75 times"));
-        assert_eq!(made.ratio, Some(Ratio { median: 2.0, lowest: 0.5, highest: 4.0 }));
+        assert_eq!(made.ratio, Some(Ratio { median: 2.0, lowest: 0.125, highest: 8.0 }));
         assert_eq!((made.to_json()["commit"].as_str(), made.commands.len()), (Some("abc"), 1));
         let mut plan = entry(true);
         let made = Entry::new(&plan, &tables, &results).unwrap();
-        assert_eq!(made.ratio, Some(Ratio { median: 0.5, lowest: 0.25, highest: 2.0 }));
+        assert_eq!(made.ratio, Some(Ratio { median: 0.5, lowest: 0.125, highest: 8.0 }));
         plan.has_ratio = false;
         assert_eq!(Entry::new(&plan, &tables, &results).unwrap().ratio, None);
     }
@@ -306,12 +323,14 @@ mod tests {
         let queries = plan.kernel.iter_mut().chain(&mut plan.tidegate);
         queries.for_each(|query| query.x = "'here'".to_owned());
         let made = Entry::new(&plan, &tables, &results()).unwrap();
-        assert_eq!(made.ratio, Some(Ratio { median: 2.0, lowest: 0.5, highest: 4.0 }));
+        assert_eq!(made.ratio, Some(Ratio { median: 2.0, lowest: 0.125, highest: 8.0 }));
         let rows = json!([{"threads": 1, "kernel": 8.0, "tidegate": 20.0},
             {"threads": 1, "kernel": 16.0, "tidegate": 24.0}]);
         let results = RunResults::of([("concurrent-reads", json!({"rows": rows}))]);
         let made = Entry::new(&plan, &tables, &results).unwrap();
-        assert_eq!(made.ratio, Some(Ratio { median: 22.0 / 12.0, lowest: 1.25, highest: 3.0 }));
+        assert_eq!(made.ratio, Some(Ratio::new(22.0 / 12.0, 1.25, 3.0)));
+        let single = Ratio::new(3.0, 3.0, 3.0);
+        assert!(single.lowest < 2.8 && single.highest > 3.2, "a tenth at least: {single:?}");
     }
 
     #[test]

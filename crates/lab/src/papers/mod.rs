@@ -101,7 +101,9 @@ fn summarize(entries: &[Entry], results: &RunResults) -> Experiment {
     result.columns = vec!["publication", "source", "title", "state", "holds", "ratio", "ours"];
     result.note(
         "a ratio is Tidegate over the kernel at its best at the points that both have, or the inverse \
-         where less is better: the median of the points, and the lowest and highest within their spread",
+         where less is better: the median of the points, and the spread in which nine of ten further \
+         runs are expected: that of the points, twice as wide on a logarithmic scale since they have \
+         few repetitions, and a tenth at least since machines change by themselves",
     );
     result
 }
