@@ -282,6 +282,7 @@ impl Zone {
             kernel_address: KERNEL_ADDRESS.into(),
             own_address: TIDEGATE_ADDRESS.into(),
             extra_own_addresses: Vec::new(),
+            query_log: None,
             flags: Vec::new(),
             prefix: PREFIX_BITS,
             core: testbed.server_core,

@@ -1,5 +1,5 @@
-//! The experiment `observe`: cost of metrics and logs, for a DNS server by kxdpgun and for a web
-//! server by wrk.
+//! The experiment `observe`: cost of metrics and logs, for DNS servers by kxdpgun and for web servers
+//! by wrk.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -17,12 +17,13 @@ use crate::report::progress::Progress;
 use crate::stats::{median, round_to_thousandths, spread_percent};
 use crate::testbed::apps::packaged_load;
 use crate::testbed::cpu;
-use crate::testbed::dns::servers::ServerKind;
+use crate::testbed::dns::servers::{ServerKind, check_installed};
 use crate::testbed::dns::tools::DnsTool;
 use crate::testbed::dns::{DnsService, DnsTestbed};
 use crate::testbed::netns;
 use crate::testbed::process::ServerProcess;
 use crate::testbed::programs;
+use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::choose_cores;
 
 /// Port of the metrics, on the kernel's stack.
@@ -30,7 +31,7 @@ const METRICS_PORT: u16 = 9153;
 /// Prometheus asks once a second, and so does the open page.
 const SCRAPE_INTERVAL: Duration = Duration::from_millis(500);
 /// Queries per second of kxdpgun: more than a core answers. dnsperf on one core asks less.
-const QUERIES_PER_S: f64 = 600_000.0;
+const QUERIES_PER_S: f64 = 1_000_000.0;
 /// Names of the zone.
 const NAME_COUNT: u64 = 10_000;
 /// Connections of wrk.
@@ -64,8 +65,13 @@ impl ObserveConfig {
 /// Server under load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Service {
+    /// Tidegate's own servers.
     Dns,
     Http,
+    /// Knot DNS in its XDP mode.
+    Knot,
+    /// nginx on kernel sockets.
+    Nginx,
 }
 
 /// Reports of the server meanwhile.
@@ -74,7 +80,7 @@ enum Reporting {
     Nothing,
     /// Metrics that are read twice a second.
     Metrics,
-    /// Each request, in a file.
+    /// Each request, in a file: of nginx by its own access log, of Knot DNS by its dnstap module.
     Log,
 }
 
@@ -104,6 +110,7 @@ pub fn run(config: &ObserveConfig) -> Result<Experiment, LabError> {
         return Err(LabError::Config("give repeats, and up to 600 seconds".into()));
     }
     DnsTool::Kxdpgun.check_installed()?;
+    check_installed("nginx", "nginx")?;
     for name in netns::remove_stale()? {
         eprintln!("removed namespace {name} of a process that no longer exists");
     }
@@ -114,13 +121,11 @@ pub fn run(config: &ObserveConfig) -> Result<Experiment, LabError> {
     fs::create_dir(&root).map_err(LabError::file(&root))?;
     let file = root.join("f");
     fs::write(&file, [b'f'; FILE_BYTES]).map_err(LabError::file(&file))?;
-    let mut cases: Vec<Case> = [Service::Dns, Service::Http]
-        .into_iter()
-        .flat_map(|service| {
-            let reporting = [Reporting::Nothing, Reporting::Metrics, Reporting::Log];
-            reporting.map(|reporting| Case { service, reporting, runs: Vec::new() })
-        })
-        .collect();
+    let cases = |service: Service| {
+        let case = move |&reporting| Case { service, reporting, runs: Vec::new() };
+        service.reporting().iter().map(case)
+    };
+    let mut cases: Vec<Case> = Service::ALL.into_iter().flat_map(cases).collect();
     let progress = Progress::new(config.repeats * cases.len());
     for repeat in 1..=config.repeats {
         for case in &mut cases {
@@ -139,10 +144,22 @@ pub fn run(config: &ObserveConfig) -> Result<Experiment, LabError> {
 }
 
 impl Service {
+    const ALL: [Self; 4] = [Self::Dns, Self::Http, Self::Knot, Self::Nginx];
+
     fn name(self) -> &'static str {
         match self {
             Self::Dns => "dns",
             Self::Http => "http",
+            Self::Knot => "knot",
+            Self::Nginx => "nginx",
+        }
+    }
+
+    /// The server's reports that are measured, beginning with none.
+    fn reporting(self) -> &'static [Reporting] {
+        match self {
+            Self::Dns | Self::Http => &[Reporting::Nothing, Reporting::Metrics, Reporting::Log],
+            Self::Knot | Self::Nginx => &[Reporting::Nothing, Reporting::Log],
         }
     }
 }
@@ -165,11 +182,12 @@ impl Case {
         }
         let metrics = SocketAddr::new(testbed.setup.kernel_address, METRICS_PORT);
         let (log_path, metrics_address) = (log.display().to_string(), metrics.to_string());
+        testbed.setup.query_log = (self.reporting == Reporting::Log).then(|| log.clone());
         testbed.setup.flags = match (self.reporting, self.service) {
-            (Reporting::Nothing, _) => Vec::new(),
             (Reporting::Metrics, _) => vec!["--metrics".to_owned(), metrics_address],
             (Reporting::Log, Service::Dns) => vec!["--dnstap".to_owned(), log_path],
             (Reporting::Log, Service::Http) => vec!["--access-log".to_owned(), log_path],
+            _ => Vec::new(),
         };
         let server = RunningServer::start(self.service, testbed)?;
         let (stop_sender, stop) = channel();
@@ -226,12 +244,20 @@ enum RunningServer {
 }
 
 impl RunningServer {
-    /// Starts a server with the flags of the testbed.
+    /// Starts a server with the flags and the log of the testbed.
     fn start(service: Service, testbed: &DnsTestbed) -> Result<Self, LabError> {
-        if service == Service::Dns {
-            return testbed.start(ServerKind::TidegateXdp).map(Self::Dns);
-        }
         let (setup, end) = (&testbed.setup, &testbed.pair.b);
+        match service {
+            Service::Dns => return testbed.start(ServerKind::TidegateXdp).map(Self::Dns),
+            Service::Knot => return testbed.start(ServerKind::KnotXdp).map(Self::Dns),
+            Service::Http | Service::Nginx => {}
+        }
+        ReceiveWork::reset(end)?;
+        // Knot DNS leaves its XDP program attached.
+        end.remove_xdp_program()?;
+        if service == Service::Nginx {
+            return Self::start_nginx(testbed);
+        }
         let program = programs::tidegate()?;
         let mut command = end.namespace.command_on_core(setup.core, program);
         let address = format!("{}/{}", setup.own_address, setup.prefix);
@@ -241,6 +267,34 @@ impl RunningServer {
         let mut process = ServerProcess::start("serve http", &mut command)?;
         process.wait_for_first_line()?;
         Ok(Self::Http { process, target: SocketAddr::new(setup.own_address, 80) })
+    }
+
+    /// Starts nginx with one process; the kernel receives on its core.
+    fn start_nginx(testbed: &DnsTestbed) -> Result<Self, LabError> {
+        let (setup, end) = (&testbed.setup, &testbed.pair.b);
+        let target = SocketAddr::new(setup.kernel_address, 80);
+        let (folder, root) = (setup.folder.display(), root_folder(testbed));
+        let log = match &setup.query_log {
+            Some(file) => format!("{} combined buffer=64k", file.display()),
+            None => "off".to_owned(),
+        };
+        let text = format!(
+            "daemon off; master_process off; pid {folder}/pid; error_log /dev/null;\n\
+             events {{ worker_connections 4096; }}\n\
+             http {{ access_log {log}; keepalive_requests 1000000000;\n\
+             server {{ listen {target}; root {}; }} }}\n",
+            root.display()
+        );
+        let config = setup.folder.join("nginx.conf");
+        fs::write(&config, text).map_err(LabError::file(&config))?;
+        let mut command = end.namespace.command_on_core(setup.core, "nginx");
+        command.arg("-c").arg(&config).arg("-p").arg(&setup.folder);
+        let mut process = ServerProcess::start("nginx", &mut command)?;
+        process.wait_until(|| {
+            end.namespace.enter(|| TcpStream::connect(target)).is_ok_and(|stream| stream.is_ok())
+        })?;
+        ReceiveWork::Steered.place(end, setup.core)?;
+        Ok(Self::Http { process, target })
     }
 
     fn pid(&self) -> u32 {
@@ -274,16 +328,16 @@ impl Service {
     /// Records of a log with all answers: of DNS also the queries.
     fn records_of(self, answers: f64) -> f64 {
         match self {
-            Self::Dns => 2.0 * answers,
-            Self::Http => answers,
+            Self::Dns | Self::Knot => 2.0 * answers,
+            Self::Http | Self::Nginx => answers,
         }
     }
 
     fn count_records(self, log: &Path) -> Result<u64, LabError> {
         let bytes = fs::read(log).map_err(LabError::file(log))?;
         Ok(match self {
-            Self::Dns => count_data_frames(&bytes),
-            Self::Http => bytes.iter().filter(|byte| **byte == b'\n').count() as u64,
+            Self::Dns | Self::Knot => count_data_frames(&bytes),
+            Self::Http | Self::Nginx => bytes.iter().filter(|byte| **byte == b'\n').count() as u64,
         })
     }
 }
@@ -331,7 +385,7 @@ fn get_metrics(address: SocketAddr) -> io::Result<String> {
 
 fn report(config: &ObserveConfig, cases: &[Case]) -> Experiment {
     let mut result = Experiment::new("observe");
-    for service in [Service::Dns, Service::Http] {
+    for service in Service::ALL {
         let of = |reporting| {
             cases.iter().find(|case| case.service == service && case.reporting == reporting)
         };
@@ -353,19 +407,21 @@ fn report(config: &ObserveConfig, cases: &[Case]) -> Experiment {
     }
     result.rows = cases.iter().map(Case::row).collect();
     result.note(format!(
-        "a server on AF_XDP with all its threads on core 1; on core 0 kxdpgun with {} queries/s, \
-         or wrk with {CONNECTIONS} connections as fast as answers come, for {} s; medians of {}, taking \
-         turns",
+        "dns and http: Tidegate's servers on AF_XDP; knot: Knot DNS in its XDP mode; nginx: on kernel \
+         sockets, received on its core; each with all its threads on core 1; on core 0 kxdpgun with {} \
+         queries/s, or wrk with {CONNECTIONS} connections as fast as answers come, for {} s; medians \
+         of {}, taking turns",
         format_number(QUERIES_PER_S),
         config.seconds,
         config.repeats
     ));
     result.note(
         "metrics: read twice a second, by Prometheus and by an open page; log: each query and each \
-         answer as dnstap, or a line for each request, in a file",
+         answer as dnstap, or a line for each request, in a file, by the server itself",
     );
     result.note(
-        "cpu_us_per_answer: processor time of the server with the thread that writes its log; \
+        "cpu_us_per_answer: processor time of the server with the thread that writes its log, without \
+         what the kernel does for nginx outside of its calls; \
          logged_share: records in the log over those of all answers, the rest is lost and counted",
     );
     result

@@ -164,6 +164,7 @@ impl DnsTestbed {
             own_address: TIDEGATE_ADDRESS.into(),
             extra_own_addresses: Vec::new(),
             flags: Vec::new(),
+            query_log: None,
             prefix: PREFIX_BITS,
             core: server_core,
         };

@@ -113,6 +113,8 @@ pub struct Setup {
     pub extra_own_addresses: Vec<String>,
     /// Further flags of Tidegate's server.
     pub flags: Vec<String>,
+    /// File to which Knot DNS logs queries and answers as dnstap.
+    pub query_log: Option<PathBuf>,
     /// Length of the link's prefix in bits.
     pub prefix: u8,
     /// Core of the server.
@@ -245,12 +247,23 @@ fn knot(kind: ServerKind, setup: &Setup, end: &VethEnd) -> Result<Command, LabEr
         ServerKind::KnotXdp => format!("xdp:\n    listen: {}@{PORT}\n", end.device),
         _ => String::new(),
     };
+    let (module, template) = match &setup.query_log {
+        Some(file) => {
+            let sink = file.display();
+            let module = format!(
+                "mod-dnstap:\n  - id: log\n    sink: \"{sink}\"\n    log-queries: on\n    \
+                 log-responses: on\n"
+            );
+            (module, "    global-module: mod-dnstap/log\n")
+        }
+        None => (String::new(), ""),
+    };
     let text = format!(
         "server:\n    rundir: \"{folder_text}\"\n    udp-workers: 1\n    tcp-workers: 1\n    \
          background-workers: 1\n    listen: {}@{PORT}\n{xdp}database:\n    storage: \"{folder_text}\"\n\
          log:\n  - target: stderr\n    any: error\n\
-         template:\n  - id: default\n    zonefile-load: whole\n    zonefile-sync: -1\n    \
-         journal-content: none\n\
+         {module}template:\n  - id: default\n    zonefile-load: whole\n    zonefile-sync: -1\n    \
+         journal-content: none\n{template}\
          zone:\n  - domain: {}\n    file: \"{}\"\n",
         setup.kernel_address,
         setup.origin,
