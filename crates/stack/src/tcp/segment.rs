@@ -62,8 +62,9 @@ impl FourTuple {
         ip(self.remote)
     }
 
+    #[inline]
     pub(crate) fn is_v4(&self) -> bool {
-        self.remote[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
+        is_mapped(&self.remote)
     }
 
     /// All fields as bytes, as input of a keyed hash.
@@ -93,12 +94,23 @@ impl FourTuple {
     }
 }
 
+/// True for an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2). By words: this is asked several
+/// times for each segment.
+#[inline]
+fn is_mapped(octets: &[u8; 16]) -> bool {
+    let [prefix @ .., _, _, _, _, _, _, _, _] = *octets;
+    let [.., a, b, c, d, _, _, _, _] = *octets;
+    u64::from_ne_bytes(prefix) == 0
+        && u32::from_ne_bytes([a, b, c, d]) == u32::from_ne_bytes([0, 0, 0xff, 0xff])
+}
+
 #[inline]
 fn ip(octets: [u8; 16]) -> IpAddr {
-    match octets {
-        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] => IpAddr::from([a, b, c, d]),
-        octets => Ipv6Addr::from(octets).into(),
+    if is_mapped(&octets) {
+        let [.., a, b, c, d] = octets;
+        return IpAddr::from([a, b, c, d]);
     }
+    Ipv6Addr::from(octets).into()
 }
 
 fn octets(ip: IpAddr) -> [u8; 16] {

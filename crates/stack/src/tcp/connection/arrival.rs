@@ -47,19 +47,36 @@ impl Connection {
                 }
             }
             _ => {
-                let Some(segment) = self.check_segment(now_ns, segment, shared)? else {
+                let crossing;
+                let mut segment = segment;
+                // A SYN-ACK for our SYN after we answered the peer's SYN: simultaneous open.
+                if self.state == TcpState::SynReceived
+                    && segment.is_syn()
+                    && segment.seq + 1 == self.receive.nxt
+                {
+                    self.restrict_ecn(segment);
+                    if !segment.is_ack() {
+                        // Our SYN-ACK was lost.
+                        self.flags.insert(ConnFlags::SYN_ACK_NOW | ConnFlags::WANTS_OUTPUT);
+                        return Ok(());
+                    }
+                    let flags = without_syn(segment);
+                    crossing = Segment { seq: self.receive.nxt, flags, ..*segment };
+                    segment = &crossing;
+                }
+                if !self.check_segment(now_ns, segment, shared)? {
                     return Ok(());
-                };
+                }
                 let in_syn_received = self.state == TcpState::SynReceived;
                 if in_syn_received && !may_establish {
                     return Err(DropReason::TcpAcceptQueueFull);
                 }
                 let in_time_wait = self.state == TcpState::TimeWait;
-                self.check_ack(now_ns, &segment, outcome, shared)?;
+                self.check_ack(now_ns, segment, outcome, shared)?;
                 if in_time_wait && segment.end() != self.receive.nxt {
-                    self.send_challenge_ack(now_ns, &segment);
+                    self.send_challenge_ack(now_ns, segment);
                 }
-                return self.process_payload(now_ns, &segment, shared);
+                return self.process_payload(now_ns, segment, shared);
             }
         }
         let segment = Segment { seq: segment.seq + 1, flags: without_syn(segment), ..*segment };
@@ -164,37 +181,22 @@ impl Connection {
     }
 
     /// Applies PAWS and the first four checks of RFC 9293 section 3.10.7.4: sequence number, RST,
-    /// security (none), SYN. Returns the segment to go on with; `None` when it needs no further
-    /// processing.
-    fn check_segment<'s>(
+    /// security (none), SYN. Returns false when the segment needs no further processing.
+    fn check_segment(
         &mut self,
         now_ns: u64,
-        segment: &Segment<'s>,
+        segment: &Segment<'_>,
         shared: &mut TcpShared,
-    ) -> Result<Option<Segment<'s>>, DropReason> {
-        let mut segment = *segment;
-        // A SYN-ACK for our SYN after we answered the peer's SYN: simultaneous open.
-        if self.state == TcpState::SynReceived
-            && segment.is_syn()
-            && segment.seq + 1 == self.receive.nxt
-        {
-            self.restrict_ecn(&segment);
-            if !segment.is_ack() {
-                // Our SYN-ACK was lost.
-                self.flags.insert(ConnFlags::SYN_ACK_NOW | ConnFlags::WANTS_OUTPUT);
-                return Ok(None);
-            }
-            (segment.seq, segment.flags) = (self.receive.nxt, without_syn(&segment));
-        }
+    ) -> Result<bool, DropReason> {
         if !segment.is_ack() && !segment.is_rst() && !segment.is_syn() {
             // No peer sends such a segment. The fifth check would drop the segment; a reply to one
             // out of sequence would only serve whoever forged it.
             return Err(DropReason::TcpFlags);
         }
-        self.check_timestamps(now_ns, &segment, shared)?;
-        self.check_sequence(now_ns, &segment, shared)?;
+        self.check_timestamps(now_ns, segment, shared)?;
+        self.check_sequence(now_ns, segment, shared)?;
         if segment.is_rst() {
-            return self.process_reset(now_ns, &segment, shared).map(|()| None);
+            return self.process_reset(now_ns, segment, shared).map(|()| false);
         }
         if segment.is_syn() {
             if self.state == TcpState::SynReceived && self.flags.contains(ConnFlags::PASSIVE) {
@@ -203,13 +205,13 @@ impl Connection {
                 return Err(DropReason::TcpFlags);
             }
             // RFC 5961 section 4.2.
-            self.send_challenge_ack(now_ns, &segment);
+            self.send_challenge_ack(now_ns, segment);
             return Err(DropReason::TcpFlags);
         }
         if !segment.is_ack() {
             return Err(DropReason::TcpFlags);
         }
-        Ok(Some(segment))
+        Ok(true)
     }
 
     /// Rejects segments that PAWS or a missing time stamp forbids (RFC 7323 section 5.3, R1, and

@@ -142,17 +142,21 @@ impl TcpTable {
             segments_left -= 1;
             space_bytes = space_bytes.saturating_sub(out.data_bytes.into());
             let has_more = connection.flags.contains(ConnFlags::WANTS_OUTPUT);
-            if !tso.as_mut().is_some_and(|train| train.try_append(&out, max_bytes))
+            if max_bytes == 0 {
+                self.send_on_path(interface, arena, path, &out, 0, index);
+            } else if !tso.as_mut().is_some_and(|train| train.try_append(&out, max_bytes))
                 && let Some(complete) = tso.replace(TsoSegment::new(out))
             {
-                self.send_tso_segment(interface, arena, path, &complete, index);
+                let gso_size = complete.effective_gso_size();
+                self.send_on_path(interface, arena, path, &complete.merged, gso_size, index);
             }
             if !has_more {
                 break;
             }
         }
         if let Some(tso) = tso {
-            self.send_tso_segment(interface, arena, path, &tso, index);
+            let gso_size = tso.effective_gso_size();
+            self.send_on_path(interface, arena, path, &tso.merged, gso_size, index);
         }
         interface.queue_by_class(now_ns, arena);
         self.continue_pending(index);
@@ -200,25 +204,19 @@ impl TcpTable {
         if can_use_tso { interface.max_tso_bytes.min(MAX_TSO_BYTES) } else { 0 }
     }
 
-    fn send_tso_segment(
+    /// Sends a segment of a connection, or counts it as lost without a path.
+    #[inline]
+    fn send_on_path(
         &mut self,
         interface: &mut Interface,
         arena: &mut Arena,
         path: Option<&Path>,
-        tso: &TsoSegment,
+        out: &OutSegment,
+        gso_size: u16,
         index: u32,
     ) {
         match path {
-            Some(path) => {
-                self.send_segment(
-                    interface,
-                    arena,
-                    path,
-                    &tso.merged,
-                    tso.effective_gso_size(),
-                    Some(index),
-                );
-            }
+            Some(path) => self.send_segment(interface, arena, path, out, gso_size, Some(index)),
             None => interface.counters.count_transmit_drop(DropReason::NoRoute),
         }
     }

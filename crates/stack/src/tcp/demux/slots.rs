@@ -20,7 +20,7 @@ struct Slot {
 
 /// Connections in pages of slots. A reused slot has a new generation.
 pub(crate) struct Connections {
-    pages: Vec<Box<[Slot]>>,
+    pages: Vec<Box<[Slot; PAGE_SLOTS]>>,
     free: Vec<u32>,
     /// Slots that were ever used.
     used: usize,
@@ -54,7 +54,7 @@ impl Connections {
 
     /// Iterates over all slots that were ever used, in order: generation and connection.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (u32, Option<&Connection>)> {
-        let slots = self.pages.iter().flatten().take(self.used);
+        let slots = self.pages.iter().flat_map(|page| page.iter()).take(self.used);
         slots.map(|slot| (slot.generation, slot.connection.as_ref()))
     }
 
@@ -84,8 +84,10 @@ impl Connections {
     /// Returns the index of a slot that was never used.
     fn new_slot(&mut self) -> u32 {
         if self.used == self.pages.len() * PAGE_SLOTS {
-            let empty = || Slot { generation: 0, connection: None };
-            self.pages.push((0..PAGE_SLOTS).map(|_| empty()).collect());
+            let empty = |_| Slot { generation: 0, connection: None };
+            let page: Box<[Slot]> = (0..PAGE_SLOTS).map(empty).collect();
+            // Not on the stack, which would be large for it. The length is right.
+            self.pages.extend(page.try_into().ok());
         }
         self.used += 1;
         (self.used - 1) as u32
@@ -125,10 +127,8 @@ impl Connections {
     }
 
     pub(crate) fn remove(&mut self, index: u32) -> Option<Connection> {
-        let slot = self
-            .pages
-            .get_mut(index as usize / PAGE_SLOTS)?
-            .get_mut(index as usize % PAGE_SLOTS)?;
+        let page = self.pages.get_mut(index as usize / PAGE_SLOTS)?;
+        let slot = &mut page[index as usize % PAGE_SLOTS];
         let connection = slot.connection.take()?;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
@@ -140,26 +140,21 @@ impl Connections {
 
     #[inline]
     pub(crate) fn at(&self, index: u32) -> Option<&Connection> {
-        let slot = self.pages.get(index as usize / PAGE_SLOTS)?.get(index as usize % PAGE_SLOTS)?;
-        slot.connection.as_ref()
+        let page = self.pages.get(index as usize / PAGE_SLOTS)?;
+        page[index as usize % PAGE_SLOTS].connection.as_ref()
     }
 
     #[inline]
     pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut Connection> {
-        let slot = self
-            .pages
-            .get_mut(index as usize / PAGE_SLOTS)?
-            .get_mut(index as usize % PAGE_SLOTS)?;
-        slot.connection.as_mut()
+        let page = self.pages.get_mut(index as usize / PAGE_SLOTS)?;
+        page[index as usize % PAGE_SLOTS].connection.as_mut()
     }
 
     /// Returns the connection in a slot, with its handle.
     #[inline]
     pub(crate) fn at_mut_with_id(&mut self, index: u32) -> Option<(&mut Connection, TcpId)> {
-        let slot = self
-            .pages
-            .get_mut(index as usize / PAGE_SLOTS)?
-            .get_mut(index as usize % PAGE_SLOTS)?;
+        let page = self.pages.get_mut(index as usize / PAGE_SLOTS)?;
+        let slot = &mut page[index as usize % PAGE_SLOTS];
         let id = TcpId { index, generation: slot.generation };
         slot.connection.as_mut().map(|connection| (connection, id))
     }
@@ -173,12 +168,15 @@ impl Connections {
 
     /// Iterates over all connections.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Connection> {
-        self.pages.iter().flatten().filter_map(|slot| slot.connection.as_ref())
+        self.pages.iter().flat_map(|page| page.iter()).filter_map(|slot| slot.connection.as_ref())
     }
 
     /// Iterates mutably over all connections.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Connection> {
-        self.pages.iter_mut().flatten().filter_map(|slot| slot.connection.as_mut())
+        self.pages
+            .iter_mut()
+            .flat_map(|page| page.iter_mut())
+            .filter_map(|slot| slot.connection.as_mut())
     }
 
     /// Returns the connection with this handle.
