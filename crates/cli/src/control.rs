@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tidegate::Net;
 use tidegate::capture::CaptureRequest;
-use tidegate::gate::{Config, Settings, admission};
+use tidegate::gate::{Config, Settings, admission, transmit};
 use tidegate_service::daemon::{Controls, DaemonReport, GateState};
 use tidegate_service::{receive_with_fds, send_with_fds};
 use tidegate_wire::Medium;
@@ -83,8 +83,15 @@ enum Request {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Response {
-    /// Settings in force, and the counters of the gate and of the admission classes.
-    Gate { settings: Box<Config>, counters: Value, classes: Value },
+    /// Settings in force, and the counters of the gate, of the admission classes and of the transmit
+    /// classes.
+    Gate {
+        settings: Box<Config>,
+        counters: Value,
+        classes: Value,
+        #[serde(default)]
+        transmit_classes: Value,
+    },
     /// The request was accepted: carried out now or shortly after.
     Done,
     /// Sockets and counters.
@@ -110,13 +117,16 @@ impl Ctl {
                 Ok(())
             }
             Response::Done | Response::Report(_) | Response::CaptureInfo(_) => Ok(()),
-            Response::Gate { settings, counters, classes } => {
+            Response::Gate { settings, counters, classes, transmit_classes } => {
                 print(format_args!("{}", toml::to_string(&settings)?))?;
                 for (name, value) in counters.as_object().into_iter().flatten() {
                     print_line!("# {name} = {value}")?;
                 }
                 for (name, class) in classes.as_object().into_iter().flatten() {
                     print_line!("# class {name}: {class}")?;
+                }
+                for (name, class) in transmit_classes.as_object().into_iter().flatten() {
+                    print_line!("# transmit class {name}: {class}")?;
                 }
                 Ok(())
             }
@@ -272,11 +282,16 @@ impl Controllable for Net {
             counters: counters.gate,
             classes: counters.classes,
             limit_pps: counters.admission_limit_pps,
+            transmit_classes: counters.transmit_classes,
         })
     }
 
     fn set_admission(&self, classes: &admission::Config) -> io::Result<()> {
         Net::set_admission(self, classes)
+    }
+
+    fn set_transmit_classes(&self, classes: &transmit::Config) -> io::Result<()> {
+        Net::set_transmit_classes(self, classes)
     }
 
     fn move_process(&self, _: u32, _: usize) -> io::Result<()> {
@@ -325,7 +340,7 @@ impl Controllable for NetCores {
         let mut states = self.0.iter().map(|net| Controllable::gate(net, settings));
         let mut all = states.next().unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))?;
         for state in states {
-            all.counters.add(&state?.counters);
+            all.add(&state?);
         }
         Ok(all)
     }
@@ -333,6 +348,11 @@ impl Controllable for NetCores {
     /// The first core refuses frames for all.
     fn set_admission(&self, classes: &admission::Config) -> io::Result<()> {
         self.0.first().map_or(Ok(()), |net| net.set_admission(classes))
+    }
+
+    fn set_transmit_classes(&self, classes: &transmit::Config) -> io::Result<()> {
+        let part = classes.clone().divided(self.0.len());
+        self.0.iter().try_for_each(|net| net.set_transmit_classes(&part))
     }
 
     fn move_process(&self, pid: u32, core: usize) -> io::Result<()> {
@@ -380,6 +400,10 @@ impl Controllable for Controls {
 
     fn set_admission(&self, classes: &admission::Config) -> io::Result<()> {
         Controls::set_admission(self, classes)
+    }
+
+    fn set_transmit_classes(&self, classes: &transmit::Config) -> io::Result<()> {
+        Controls::set_transmit_classes(self, classes)
     }
 
     fn move_process(&self, pid: u32, core: usize) -> io::Result<()> {
@@ -543,6 +567,7 @@ fn apply_settings(
         settings: Box::new(state.settings.config().clone()),
         counters: report::gate_json(&state.counters),
         classes: report::classes_json(&state.classes),
+        transmit_classes: report::transmit_classes_json(&state.transmit_classes),
     })
 }
 

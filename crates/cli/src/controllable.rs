@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use tidegate::capture::CaptureRequest;
-use tidegate::gate::{Settings, admission};
+use tidegate::gate::{Settings, admission, transmit};
 use tidegate_service::daemon::{DaemonReport, GateState};
 use tidegate_wire::Medium;
 
@@ -39,6 +39,9 @@ pub(crate) trait Controllable: Send + Sync + 'static {
 
     /// Enables admission control, or replaces its configuration.
     fn set_admission(&self, classes: &admission::Config) -> io::Result<()>;
+
+    /// Sends by transmit classes, or by others. Each network core gets its part of all ceilings.
+    fn set_transmit_classes(&self, classes: &transmit::Config) -> io::Result<()>;
 
     /// Migrates the application with process id `pid` to network core `core`.
     fn move_process(&self, pid: u32, core: usize) -> io::Result<()>;

@@ -13,7 +13,8 @@ use rustix::io::Errno;
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::{Handle, Signals};
 use tidegate::gate::Settings;
-use tidegate_gate::admission::{self, Admission};
+use tidegate::host::PacketClasses;
+use tidegate_gate::admission::Admission;
 
 use crate::Failure;
 use crate::background::BackgroundThread;
@@ -138,8 +139,7 @@ impl NetSettings {
         server: impl Controllable + Clone,
     ) -> Result<ReloadPart, Failure> {
         let host_at_start = self.host()?;
-        let transmit_at_start = config::transmit_classes(self.config.as_deref())?;
-        let classes = Arc::new(Mutex::new(self.classes()?));
+        let in_force = Arc::new(Mutex::new(self.classes()?));
         let changes = self.config.as_deref().map(ConfigChanges::since_now).transpose()?;
         Ok(Box::new(move || {
             let gate = config::merge_file(self.gate_flags.clone(), self.config.as_deref())?;
@@ -147,14 +147,12 @@ impl NetSettings {
                 settings: gate.settings()?,
                 classes: self.classes()?,
                 host_differs: self.host()? != host_at_start,
-                transmit_differs: config::transmit_classes(self.config.as_deref())?
-                    != transmit_at_start,
             };
             change.check(&server.gate(None)?.settings)?;
-            let (server, classes) = (server.clone(), Arc::clone(&classes));
+            let (server, in_force) = (server.clone(), Arc::clone(&in_force));
             let named = changes.as_ref().map(ConfigChanges::read).transpose()?;
             Ok(Box::new(move || {
-                let applied = change.apply(&server, &classes)?;
+                let applied = change.apply(&server, &in_force)?;
                 let named = named.map_or_else(String::new, |named| named());
                 let said = [applied, named].into_iter().filter(|text| !text.is_empty());
                 Ok(said.collect::<Vec<_>>().join("; "))
@@ -162,9 +160,9 @@ impl NetSettings {
         }))
     }
 
-    /// Admission classes, if any.
-    fn classes(&self) -> Result<Option<admission::Config>, Failure> {
-        config::admission(self.admission_flag, self.config.as_deref())
+    /// Admission classes and transmit classes, if any.
+    fn classes(&self) -> Result<PacketClasses, Failure> {
+        config::packet_classes(self.admission_flag, self.config.as_deref())
     }
 
     /// Options of section `[host]`, in a form that can be compared.
@@ -177,9 +175,8 @@ impl NetSettings {
 /// New settings of receive scheduling and admission.
 struct NetChange {
     settings: Settings,
-    classes: Option<admission::Config>,
+    classes: PacketClasses,
     host_differs: bool,
-    transmit_differs: bool,
 }
 
 impl NetChange {
@@ -192,18 +189,18 @@ impl NetChange {
             )
             .into());
         }
-        if let Some(classes) = &self.classes {
+        if let Some(classes) = &self.classes.admission {
             Admission::new(classes, [0; 16])?;
         }
         Ok(())
     }
 
-    /// Applies the settings. Admission is left alone unless it has changed, so that known sources
+    /// Applies the settings. Classes are left alone unless they have changed, so that known sources
     /// stay known.
     fn apply(
         self,
         server: &impl Controllable,
-        classes_in_force: &Mutex<Option<admission::Config>>,
+        classes_in_force: &Mutex<PacketClasses>,
     ) -> Result<String, Failure> {
         let mut report = vec![];
         if *self.settings.config() != *server.gate(None)?.settings.config() {
@@ -211,20 +208,27 @@ impl NetChange {
             report.push("receive scheduling changed");
         }
         let mut in_force = classes_in_force.lock().unwrap_or_else(PoisonError::into_inner);
-        match &self.classes {
-            classes if *classes == *in_force => {}
+        let PacketClasses { admission, transmit } = self.classes;
+        match admission {
+            classes if classes == in_force.admission => {}
             Some(classes) => {
-                server.set_admission(classes)?;
-                *in_force = self.classes;
+                server.set_admission(&classes)?;
+                in_force.admission = Some(classes);
                 report.push("admission classes changed");
             }
             None => report.push("admission stays on until the server is restarted"),
         }
+        match transmit {
+            classes if classes == in_force.transmit => {}
+            Some(classes) => {
+                server.set_transmit_classes(&classes)?;
+                in_force.transmit = Some(classes);
+                report.push("transmit classes changed");
+            }
+            None => report.push("transmit classes stay on until the server is restarted"),
+        }
         if self.host_differs {
             report.push("section [host] has changed: restart the server to apply it");
-        }
-        if self.transmit_differs {
-            report.push("section [transmit] has changed: restart the server to apply it");
         }
         Ok(report.join("; "))
     }

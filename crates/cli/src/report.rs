@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tidegate::gate::GateCounters;
 use tidegate::gate::admission::ClassCounters;
+use tidegate::gate::{GateCounters, transmit};
 use tidegate::{DropCounters, DropReason, Net, NetCounters};
 use tidegate_apps::ServeCounters;
 use tidegate_device::DeviceCounters;
@@ -38,9 +38,11 @@ impl ServeReport {
         let capabilities = nets[0].capabilities();
         let sum = |of: fn(&NetCounters) -> u64| cores.iter().map(of).sum::<u64>();
         let (mut drops, mut gate) = (DropCounters::new(), GateCounters::default());
+        let mut transmit_classes = Vec::new();
         for core in &cores {
             drops.merge(&core.drops());
             gate.add(&core.gate);
+            transmit::add_counters(&mut transmit_classes, &core.transmit_classes);
         }
         let json = json!({
             "server": name,
@@ -58,6 +60,7 @@ impl ServeReport {
             "unreadable_neighbours": sum(|core| core.engine.unreadable_neighbours),
             "gate": gate_json(&gate),
             "classes": classes_json(&cores[0].classes),
+            "transmit_classes": transmit_classes_json(&transmit_classes),
             "drops": drops_json(&drops),
             "device": driver_json(&cores[0].device),
             "cores": cores.iter().map(core_json).collect::<Vec<_>>(),
@@ -115,6 +118,20 @@ pub(crate) fn classes_json(classes: &[(String, ClassCounters)]) -> Value {
             "refused_closed": class.refused_closed,
             "refused_rate": class.refused_rate,
             "refused_source_share": class.refused_source_share,
+        });
+        (name.clone(), row)
+    });
+    Value::Object(rows.collect())
+}
+
+/// Frames of each transmit class as JSON.
+pub(crate) fn transmit_classes_json(classes: &[(String, transmit::ClassCounters)]) -> Value {
+    let rows = classes.iter().map(|(name, class)| {
+        let row = json!({
+            "sent": class.sent,
+            "sent_bytes": class.sent_bytes,
+            "dropped": class.dropped,
+            "queued": class.queued,
         });
         (name.clone(), row)
     });

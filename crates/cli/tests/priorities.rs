@@ -5,8 +5,9 @@ mod support;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::run::{Daemon, OWN_ADDRESSES};
 use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, can_run, files, is_root, tidegate};
 
@@ -145,25 +146,41 @@ fn programs_of_the_daemon_have_the_classes_of_their_ports_names_and_users() {
     if !can_run("classes_of_programs", &["python3"]) {
         return;
     }
-    let (_folder, path) = config_file(
-        "[[transmit.class]]\n\
-         name = 'of-a-port'\nmatch = [{ local-port = 7778, protocol = 'udp' }]\nset-dscp = 10\n\
-         [[transmit.class]]\n\
-         name = 'of-nobody'\nmatch = [{ program = 'python3', user = 65534 }]\nset-dscp = 20\n\
-         [[transmit.class]]\n\
-         name = 'of-root'\nmatch = [{ program = 'python3', user = 0 }]\nset-dscp = 46\n",
-    );
+    let classes = |of_root: u8| {
+        format!(
+            "[[transmit.class]]\n\
+             name = 'of-a-port'\nmatch = [{{ local-port = 7778, protocol = 'udp' }}]\nset-dscp = 10\n\
+             [[transmit.class]]\n\
+             name = 'of-nobody'\nmatch = [{{ program = 'python3', user = 65534 }}]\nset-dscp = 20\n\
+             [[transmit.class]]\n\
+             name = 'of-root'\nmatch = [{{ program = 'python3', user = 0 }}]\nset-dscp = {of_root}\n"
+        )
+    };
+    let (_folder, path) = config_file(&classes(46));
     let testbed = Testbed::new(DeviceKind::Xdp);
     let daemon = Daemon::start(&testbed, &["--config", path.to_str().unwrap()]);
     let servers = ["7777", "7778"]
         .map(|port| daemon.run_server(&["python3", "-c", ECHO, port], port.parse().unwrap()));
     for address in [SERVER_V4, SERVER_V6] {
         for (port, dscp) in [("7777", 46), ("7778", 10)] {
-            let class = testbed.tool("python3", &["-c", ASK, address, port]);
-            assert_eq!(class.trim().parse(), Ok(dscp << 2), "{address} port {port}");
+            assert_eq!(dscp_of_answer(&testbed, address, port), dscp, "{address} port {port}");
         }
     }
+    // The programs stay known when other classes are read.
+    std::fs::write(&path, classes(34)).unwrap();
+    kill_process(Pid::from_raw(daemon.pid().cast_signed()).unwrap(), Signal::HUP).unwrap();
+    let deadline = Instant::now() + TIMEOUT;
+    while dscp_of_answer(&testbed, SERVER_V4, "7777") != 34 {
+        assert!(Instant::now() < deadline, "the classes of the file do not come into force");
+    }
+    assert_eq!(dscp_of_answer(&testbed, SERVER_V6, "7777"), 34);
     drop(servers);
+}
+
+/// Code point of the answer of an echo server.
+fn dscp_of_answer(testbed: &Testbed, address: &str, port: &str) -> u8 {
+    let traffic_class = testbed.tool("python3", &["-c", ASK, address, port]);
+    traffic_class.trim().parse::<u8>().unwrap() >> 2
 }
 
 #[test]
@@ -179,8 +196,7 @@ fn embedded_program_has_the_classes_of_its_file() {
     let mut command = testbed.run_with(&flags, &["python3", "-c", ECHO, "7777"]);
     let server = testbed.wait_for_server(&mut command, 7777);
     for address in [SERVER_V4, SERVER_V6] {
-        let class = testbed.tool("python3", &["-c", ASK, address, "7777"]);
-        assert_eq!(class.trim().parse(), Ok(10 << 2), "{address}");
+        assert_eq!(dscp_of_answer(&testbed, address, "7777"), 10, "{address}");
     }
     drop(server);
 }

@@ -82,10 +82,19 @@ fn zones_reload_on_hangup() {
 
 /// Receive quota in force, from the control socket.
 fn receive_quota(control: &Path) -> String {
+    gate_state(control)["settings"]["receive-quota"].to_string()
+}
+
+/// Frames that a transmit class has sent.
+fn sent(control: &Path, class: &str) -> u64 {
+    gate_state(control)["transmit_classes"][class]["sent"].as_u64().unwrap()
+}
+
+fn gate_state(control: &Path) -> serde_json::Value {
     let output = tidegate(&["ctl", control.to_str().unwrap(), "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let state: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    state["gate"]["settings"]["receive-quota"].to_string()
+    let mut state: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    state["gate"].take()
 }
 
 #[test]
@@ -130,10 +139,20 @@ fn configuration_reloads_as_a_whole_or_not_at_all() {
     assert_eq!(receive_quota(&control), "16");
     assert_eq!(lookup(&testbed, "www.other.test"), ["192.0.2.90", "192.0.2.90"]);
 
-    write_config(&both, "[host]\nframes = 128\n[transmit]\nceiling-bps = 1000000\n");
+    write_config(&both, "[host]\nframes = 128\n[transmit]\nceiling-bps = 1000\n");
     let line = server.reload();
-    assert!(line.contains("[host] has changed: restart"), "{line}");
-    assert!(line.contains("[transmit] has changed: restart"), "{line}");
+    assert!(line.starts_with("not reloaded") && line.contains("ceiling-bps 1000"), "{line}");
+    for class in ["answers", "replies"] {
+        let rules =
+            format!("[[transmit.class]]\nname = '{class}'\nmatch = [{{ local-port = 53 }}]\n");
+        write_config(&both, &format!("[host]\nframes = 128\n{rules}"));
+        let line = server.reload();
+        assert!(line.contains("[host] has changed: restart"), "{line}");
+        assert!(line.contains("transmit classes changed"), "{line}");
+        assert_eq!(sent(&control, class), 0);
+        assert_eq!(lookup(&testbed, "www.other.test"), ["192.0.2.90", "192.0.2.90"]);
+        assert_eq!(sent(&control, class), 2, "an answer on each family");
+    }
     server.stop();
 }
 

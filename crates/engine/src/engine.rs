@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use tidegate_device::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
 use tidegate_gate::admission::{Admission, ClassCounters, Config};
-use tidegate_gate::{Gate, GateAction, InterruptAction, Mode, Ring, RingCounts, Settings};
+use tidegate_gate::{
+    Gate, GateAction, InterruptAction, Mode, Ring, RingCounts, Settings, transmit,
+};
 use tidegate_memory::{Arena, probes};
 use tidegate_stack::{Counters, Event, QUEUE_FILL_SCALE, Stack, TcpId, UdpId};
 use tidegate_wire::DropCounters;
@@ -639,6 +641,12 @@ impl Engine {
             let names = admission.classes().names().map(str::to_owned);
             names.zip(admission.counters().iter().copied()).collect()
         })
+    }
+
+    /// Names and counters of the transmit classes; none without classes.
+    pub fn transmit_class_counters(&self) -> Vec<(String, transmit::ClassCounters)> {
+        let classes = self.stack.transmit_classes();
+        classes.map(|(name, counters)| (name.to_owned(), counters)).collect()
     }
 
     /// Packets per second that admission admits in all; `None` while it limits nothing.

@@ -31,7 +31,9 @@ pub(crate) struct Interface {
     pub(crate) vlan: Option<VlanTag>,
     pub(crate) ownership: AddressOwnership,
     pub(crate) transmit_checksum: bool,
-    /// Largest TSO payload in bytes, as configured; 0 without checksums by the device.
+    /// Largest TSO payload of the device in bytes, as configured; 0 without checksums by the device.
+    pub(crate) device_tso_bytes: usize,
+    /// The same, as far as transmit classes permit.
     pub(crate) max_tso_bytes: usize,
     pub(crate) hop_limit: u8,
     pub(crate) limits: Limits,
@@ -78,6 +80,7 @@ impl Interface {
             limits.unresolved_frames,
             limits.unresolved_frames_total,
         );
+        let device_tso_bytes = if config.transmit_checksum { config.max_tso_bytes } else { 0 };
         let mut interface = Self {
             medium: config.medium,
             mac: config.mac,
@@ -85,7 +88,8 @@ impl Interface {
             vlan: config.vlan.map(VlanTag::new),
             ownership: config.ownership,
             transmit_checksum: config.transmit_checksum,
-            max_tso_bytes: if config.transmit_checksum { config.max_tso_bytes } else { 0 },
+            device_tso_bytes,
+            max_tso_bytes: device_tso_bytes,
             hop_limit: config.hop_limit,
             addresses: Addresses::new(rng.hash_key()),
             routes: RoutingTable::new(rng.hash_key()),

@@ -4,7 +4,9 @@ pub use tidegate_gate::{Config, ConfigError, GateCounters, Mode, Quota, Settings
 
 /// Transmit classes: which frames leave first, and their counters.
 pub mod transmit {
-    pub use tidegate_gate::transmit::{Class, ClassCounters, Config, ConfigError, Match};
+    pub use tidegate_gate::transmit::{
+        Class, ClassCounters, Config, ConfigError, Match, add_counters,
+    };
 }
 
 /// Admission under overload: classes of sources, and their counters.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidegate::gate::GateCounters;
 use tidegate::gate::admission::ClassCounters;
+use tidegate::gate::{GateCounters, transmit};
 use tidegate::{DropCounters, Net, NetCounters};
 use tidegate_apps::filter::FilterCounters;
 use tidegate_apps::http::HttpCounters;
@@ -52,9 +52,11 @@ impl MetricsSource for NetSource {
         (self.service)(&mut readings);
         let cores: Vec<NetCounters> = self.nets.iter().map(Net::counters).collect();
         let (mut drops, mut gate) = (DropCounters::new(), GateCounters::default());
+        let mut transmit_classes = Vec::new();
         for (at, core) in cores.iter().enumerate() {
             drops.merge(&core.drops());
             gate.add(&core.gate);
+            transmit::add_counters(&mut transmit_classes, &core.transmit_classes);
             let number = at.to_string();
             let number = number.as_str();
             let queue = [self.device.as_str(), number];
@@ -72,6 +74,7 @@ impl MetricsSource for NetSource {
             add_drops(&mut readings, &drops);
             add_gate(&mut readings, &gate);
             add_classes(&mut readings, &first.classes, first.admission_limit_pps);
+            add_transmit_classes(&mut readings, &transmit_classes);
             let free: usize = self.nets.iter().map(Net::frames_available).sum();
             readings.add(&table::FREE_BUFFERS, [], free);
         }
@@ -141,6 +144,7 @@ impl MetricsSource for DaemonSource {
             add_drops(&mut readings, &drops);
             add_gate(&mut readings, &gate.counters);
             add_classes(&mut readings, &gate.classes, gate.limit_pps);
+            add_transmit_classes(&mut readings, &gate.transmit_classes);
         }
         readings.add(&table::APPLICATIONS, [], report.applications.len());
         add_applications(&mut readings, &report.applications);
@@ -355,6 +359,17 @@ fn add_classes(
         add("refused_closed", class.refused_closed);
         add("refused_rate", class.refused_rate);
         add("refused_source_share", class.refused_source_share);
+    }
+}
+
+/// Adds the transmit classes. Nothing without classes.
+fn add_transmit_classes(readings: &mut Readings, classes: &[(String, transmit::ClassCounters)]) {
+    for (name, class) in classes {
+        let name = name.as_str();
+        readings.add(&table::TRANSMIT_PACKETS, [name, "sent"], class.sent);
+        readings.add(&table::TRANSMIT_PACKETS, [name, "dropped"], class.dropped);
+        readings.add(&table::TRANSMIT_BYTES, [name], class.sent_bytes);
+        readings.add(&table::TRANSMIT_QUEUED, [name], class.queued);
     }
 }
 

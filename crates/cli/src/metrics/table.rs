@@ -91,6 +91,9 @@ metrics! {
     ADMISSION_PACKETS, "admission_packets", Counter, ["class", "result"], "daemon, serve, guard", "Packets by class: admitted, or refused because the class was closed, had reached its rate, or the source its share";
     ADMISSION_LIMITING, "admission_limiting", Gauge, [], "daemon, serve, guard", "1 while admission limits packets, 0 while it admits all";
     ADMISSION_LIMIT, "admission_limit_packets_per_second", Gauge, [], "daemon, serve, guard", "Packets per second that admission admits in all; only while it limits packets";
+    TRANSMIT_PACKETS, "transmit_class_packets", Counter, ["class", "result"], "daemon, serve", "Packets by transmit class: sent, or dropped because the class had its share of the queue or they had waited too long";
+    TRANSMIT_BYTES, "transmit_class_bytes", Counter, ["class"], "daemon, serve", "Bytes of the sent packets by transmit class";
+    TRANSMIT_QUEUED, "transmit_class_queued_packets", Gauge, ["class"], "daemon, serve", "Packets that wait by transmit class";
     REQUESTS, "requests", Counter, [], "serve", "Requests passed to the service";
     ANSWERS, "answers", Counter, [], "serve", "Answers that the service made";
     UDP_DURATION, "udp_service_duration_seconds", Histogram, [], "serve dns, serve echo", "Time from the arrival of a datagram in the core until its answer was with the device";

@@ -19,4 +19,4 @@ mod tests;
 pub use config::{Class, Config, ConfigError};
 pub use flows::Queued;
 pub use rules::{Match, PacketMeta, Program, RuleSet};
-pub use scheduler::{ClassCounters, FlowId, Released, Scheduler};
+pub use scheduler::{ClassCounters, FlowId, Released, Scheduler, add_counters};

@@ -35,6 +35,24 @@ pub struct ClassCounters {
     pub queued: u64,
 }
 
+impl ClassCounters {
+    /// Adds the counters of the same class on another network core.
+    pub fn add(&mut self, more: &Self) {
+        self.sent += more.sent;
+        self.sent_bytes += more.sent_bytes;
+        self.dropped += more.dropped;
+        self.queued += more.queued;
+    }
+}
+
+/// Adds the counters of another network core, whose classes have the same names.
+pub fn add_counters(all: &mut Vec<(String, ClassCounters)>, core: &[(String, ClassCounters)]) {
+    if all.is_empty() {
+        return all.extend_from_slice(core);
+    }
+    all.iter_mut().zip(core).for_each(|((_, all), (_, core))| all.add(core));
+}
+
 /// Terms of a class in the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
@@ -208,6 +226,26 @@ impl<T> Scheduler<T> {
     /// Counters of all classes.
     pub fn counters(&self) -> impl Iterator<Item = ClassCounters> {
         self.classes.iter().map(|class| class.counters)
+    }
+
+    /// Has a class count on from the counters of another one.
+    pub fn continue_counters(&mut self, class: usize, from: ClassCounters) {
+        if let Some(class) = self.classes.get_mut(class) {
+            class.counters.add(&ClassCounters { queued: 0, ..from });
+        }
+    }
+
+    /// Ends the queues. Returns the frames, those of a flow in their order, and the connections that
+    /// wait for space in their flow.
+    pub fn into_parts(self) -> (Vec<T>, Vec<u32>) {
+        let Self { mut classes, mut frames, mut waiting, .. } = self;
+        let mut in_order = Vec::new();
+        for class in &mut classes {
+            while let Some((_, queued)) = class.flows.pop(&mut frames) {
+                in_order.push(queued.value);
+            }
+        }
+        (in_order, waiting.drain().collect())
     }
 
     /// Removes all frames, in no particular order.

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use tidegate_engine::capture::{CaptureRequest, CaptureTap};
-use tidegate_gate::{GateCounters, Settings, admission};
+use tidegate_gate::{Settings, admission, transmit};
 use tidegate_stack::OwnAddresses;
 use tidegate_wire::{DropCounters, Medium};
 
@@ -38,20 +38,9 @@ impl Controls {
         };
         let mut states = (0..self.cores.count()).map(ask);
         let first: io::Result<GateState> = states.next().unwrap_or_else(|| Err(ended()));
-        states.try_fold(first?, |all, core| {
-            let GateCounters { interrupts, receive_turns, yields, .. } = all.counters;
-            let GateCounters { paused_by_feedback, paused_by_share, share_lifted, .. } =
-                all.counters;
-            let core = core?.counters;
-            let counters = GateCounters {
-                interrupts: interrupts + core.interrupts,
-                receive_turns: receive_turns + core.receive_turns,
-                yields: yields + core.yields,
-                paused_by_feedback: paused_by_feedback + core.paused_by_feedback,
-                paused_by_share: paused_by_share + core.paused_by_share,
-                share_lifted: share_lifted + core.share_lifted,
-            };
-            Ok(GateState { counters, ..all })
+        states.try_fold(first?, |mut all, core| {
+            all.add(&core?);
+            Ok(all)
         })
     }
 
@@ -66,6 +55,21 @@ impl Controls {
         // The first core leads the admission of all.
         self.cores.inbox(0).send(CoreMessage::Admission(Box::new(config.clone()), answer))?;
         answered.recv().map_err(|_| io::Error::other("the network core has ended"))?
+    }
+
+    /// Sends by transmit classes from now on, or by others. Each core gets its part of all ceilings.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for an invalid configuration; another kind when a core has ended.
+    pub fn set_transmit_classes(&self, config: &transmit::Config) -> io::Result<()> {
+        let count = self.cores.count();
+        let config = config.clone().divided(count);
+        (0..count).try_for_each(|core| {
+            let (answer, answered) = mpsc::channel();
+            let message = CoreMessage::TransmitClasses(Box::new(config.clone()), answer);
+            self.cores.inbox(core).send(message)?;
+            answered.recv().map_err(|_| io::Error::other("the network core has ended"))?
+        })
     }
 
     /// Drops of all cores, at the device and in the stacks.

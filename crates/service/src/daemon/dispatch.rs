@@ -46,6 +46,7 @@ fn may_move_sockets(core: &NetworkCore, message: &CoreMessage) -> bool {
         | CoreMessage::Report(_)
         | CoreMessage::Gate(..)
         | CoreMessage::Admission(..)
+        | CoreMessage::TransmitClasses(..)
         | CoreMessage::OwnAddresses(_)
         | CoreMessage::Drops(_)
         | CoreMessage::Medium(_)
@@ -89,6 +90,10 @@ impl MessageHandler for Dispatcher {
             CoreMessage::Admission(config, to) => {
                 // The requester may have gone.
                 let _ = to.send(core.server.engine.change_admission(&config));
+            }
+            CoreMessage::TransmitClasses(config, to) => {
+                // The requester may have gone.
+                let _ = to.send(core.set_transmit_classes(&config));
             }
             CoreMessage::OwnAddresses(to) => {
                 // The requester may have gone.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tidegate_gate::admission::ClassCounters;
-use tidegate_gate::{GateCounters, Settings};
+use tidegate_gate::{GateCounters, Settings, transmit};
 use tidegate_stack::TcpInfo;
 
 use super::ids::Identity;
@@ -143,6 +143,16 @@ pub struct GateState {
     /// Packets per second that admission admits in all, on the primary core; `None` while it limits
     /// nothing.
     pub limit_pps: Option<u64>,
+    /// Frames of each transmit class, of all cores together.
+    pub transmit_classes: Vec<(String, transmit::ClassCounters)>,
+}
+
+impl GateState {
+    /// Adds the counters of another core.
+    pub fn add(&mut self, core: &Self) {
+        self.counters.add(&core.counters);
+        transmit::add_counters(&mut self.transmit_classes, &core.transmit_classes);
+    }
 }
 
 /// Time limit for the daemon's answer.

@@ -1,15 +1,16 @@
 //! Transmit classes of a stack.
 
 use tidegate_gate::transmit::{ClassCounters, Config, ConfigError, Program};
-use tidegate_memory::Arena;
+use tidegate_memory::{Arena, Frame};
 
 use super::Stack;
 use crate::Transport;
 use crate::transmit::TransmitClasses;
 
 impl Stack {
-    /// Sorts the frames to send into classes from now on, and sends them in turn. Call
-    /// this once, before the first frame, and [`Stack::take_turns`] before [`Stack::transmit_queue`].
+    /// Sorts the frames to send into classes from now on, and sends them in turn: call
+    /// [`Stack::take_turns`] before [`Stack::transmit_queue`]. Frames that wait in other classes are
+    /// sorted anew. Programs of ports have to be set again.
     ///
     /// # Errors
     /// [`ConfigError`] if the settings are invalid.
@@ -18,9 +19,13 @@ impl Stack {
         let interface = &mut self.interface;
         let max_frames = (interface.limits.transmit_frames / 2).max(1);
         let key = interface.rng.hash_key();
-        let classes = TransmitClasses::new(config, max_frames, key, interface.mtu);
+        let mut classes = TransmitClasses::new(config, max_frames, key, interface.mtu);
         let max_tso_bytes = TransmitClasses::max_tso_bytes(config);
-        interface.max_tso_bytes = interface.max_tso_bytes.min(max_tso_bytes);
+        interface.max_tso_bytes = interface.device_tso_bytes.min(max_tso_bytes);
+        if let Some(old) = interface.transmit_classes.take() {
+            let newer: Vec<Frame> = interface.transmit.drain(..).collect();
+            interface.transmit.extend(classes.take_over(*old).into_iter().chain(newer));
+        }
         interface.transmit_classes = Some(Box::new(classes));
         interface.sends_specially = true;
         Ok(())

@@ -66,6 +66,20 @@ impl TransmitClasses {
         }
     }
 
+    /// Takes over from classes with other settings: the connections that wait, and the counters of the
+    /// classes of the same name. Returns the frames, those of a flow in their order.
+    pub(crate) fn take_over(&mut self, old: Self) -> Vec<Frame> {
+        for (name, counters) in old.counters() {
+            if let Some(class) = self.names.iter().position(|own| own == name) {
+                self.scheduler.continue_counters(class, counters);
+            }
+        }
+        let Self { scheduler, mut ready, unblocked, .. } = old;
+        let (waiting_frames, waiting_connections) = scheduler.into_parts();
+        self.unblocked.extend(unblocked.into_iter().chain(waiting_connections));
+        ready.drain(..).chain(waiting_frames).collect()
+    }
+
     /// Bytes of the largest TSO segment.
     pub(crate) fn max_tso_bytes(config: &Config) -> usize {
         bytes_in(config.ceiling_bps, MAX_TSO_TIME_NS, MAX_TSO_BYTES)

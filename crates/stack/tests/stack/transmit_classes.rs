@@ -223,6 +223,45 @@ fn acked(link: &Link) -> Vec<u64> {
 }
 
 #[test]
+fn other_classes_take_over_what_waits() {
+    for_each_family(|family| {
+        let mut link = Link::new(family, &one_class());
+        let socket = link.pair.a.bind(link.at(1, SMALL_PORT));
+        link.start_bulk(4);
+        link.run(300 * MS);
+        let to = link.at(2, SMALL_PORT);
+        (0..10).for_each(|number| link.pair.a.send(socket, Some(to), &[number; 1000]));
+        let (_, before) = link.pair.a.stack.transmit_classes().next().unwrap();
+        let rule = Match::default()
+            .local_port("7".parse::<tidegate_gate::admission::NumberRange>().unwrap());
+        let classes = vec![Class::new("small").rules(vec![rule])];
+        let faster = Config::default().ceiling_bps(10 * LINK_BPS).classes(classes);
+        link.left.clear();
+        link.pair.a.stack.set_transmit_classes(&faster).unwrap();
+        let acked_before: u64 = acked(&link).iter().sum();
+        link.run(300 * MS);
+        let datagrams = link.left.iter().filter(|frame| Link::port_of(family, frame) == SMALL_PORT);
+        let numbers: Vec<u8> = datagrams.map(|frame| *frame.last().unwrap()).collect();
+        assert!(numbers.iter().copied().eq(0..10), "{numbers:?}");
+        let bps = 8 * (acked(&link).iter().sum::<u64>() - acked_before) * 10 / 3;
+        assert!(bps > 9 * LINK_BPS, "{bps} bit/s on a link that is ten times as fast now");
+        let retransmitted: u64 = link
+            .bulk
+            .iter()
+            .map(|&id| link.pair.a.stack.tcp_info(id).unwrap().traffic.retransmitted_segments)
+            .map(u64::from)
+            .sum();
+        assert_eq!(retransmitted, 0);
+        assert_eq!(link.pair.a.stack.counters().transmit_drops.total(), 0);
+        let counters: Vec<_> = link.pair.a.stack.transmit_classes().collect();
+        let [("small", small), ("others", others)] = counters[..] else { panic!("{counters:?}") };
+        assert_eq!(small.sent, 10);
+        assert!(others.sent > before.sent, "class `others` has counted on");
+        link.finish();
+    });
+}
+
+#[test]
 fn datagrams_that_wait_too_long_are_dropped_and_counted() {
     for_each_family(|family| {
         let config = Config::default().ceiling_bps(1_000_000).max_delay_ms(20);

@@ -12,7 +12,7 @@ use tidegate_engine::{
     self as engine, Engine, EngineCounters, NetConfig, OpenError, PortClaims, ShardedStacks,
 };
 use tidegate_gate::admission::{self, ClassCounters};
-use tidegate_gate::{GateCounters, Mode, Settings};
+use tidegate_gate::{GateCounters, Mode, Settings, transmit};
 use tidegate_memory::lock_meter::LockStatistics;
 #[cfg(feature = "attach")]
 use tidegate_service::attachment::Attachment;
@@ -88,6 +88,8 @@ pub struct NetCounters {
     pub classes: Vec<(String, ClassCounters)>,
     /// Packets per second that admission admits in all; `None` while it limits nothing.
     pub admission_limit_pps: Option<u64>,
+    /// Frames of each transmit class; empty without classes.
+    pub transmit_classes: Vec<(String, transmit::ClassCounters)>,
     /// Frames at the device.
     pub device: DeviceCounters,
     /// Packets in the stack.
@@ -255,6 +257,18 @@ impl Net {
         core.engine.change_admission(config)
     }
 
+    /// Sends by transmit classes from now on, or by others. A stack of several network cores gets its
+    /// part of all ceilings ([`transmit::Config::divided`]).
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for an invalid configuration.
+    /// [`io::ErrorKind::Unsupported`] when the stack is in a daemon.
+    pub fn set_transmit_classes(&self, config: &transmit::Config) -> io::Result<()> {
+        let mut core =
+            self.lock_embedded().ok_or_else(|| unsupported_when_attached("transmit classes"))?;
+        core.engine.change_transmit_classes(config)
+    }
+
     /// Begins a capture of the frames of an embedded stack, as core `core` of `request`.
     ///
     /// # Errors
@@ -318,9 +332,10 @@ impl Net {
         let gate = *core.engine.gate().counters();
         let classes = core.engine.class_counters();
         let admission_limit_pps = core.engine.admission_limit_pps();
+        let transmit_classes = core.engine.transmit_class_counters();
         let (engine, device, stack) = core.engine.counters();
         let stack = stack.clone();
-        NetCounters { engine, gate, classes, admission_limit_pps, device, stack }
+        NetCounters { engine, gate, classes, admission_limit_pps, transmit_classes, device, stack }
     }
 
     /// Lock statistics since the stack was opened, if [`NetConfig::lock_statistics`] enabled

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use tidegate_device::sharded::{LocalPort, PortSharing};
 use tidegate_engine::capture::CaptureTap;
 use tidegate_engine::{HeldSocket, PortClaim};
-use tidegate_gate::{Settings, admission};
+use tidegate_gate::{Settings, admission, transmit};
 use tidegate_stack::{ExtractedSockets, OwnAddresses, TcpId};
 use tidegate_wire::{DropCounters, Medium};
 
@@ -45,6 +45,8 @@ pub(in crate::daemon) enum CoreMessage {
     Gate(Option<Settings>, mpsc::Sender<io::Result<GateState>>),
     /// Enable admission control, or replace its configuration.
     Admission(Box<admission::Config>, mpsc::Sender<io::Result<()>>),
+    /// Send by transmit classes, or by others.
+    TransmitClasses(Box<transmit::Config>, mpsc::Sender<io::Result<()>>),
     /// Return whether the own addresses are unique.
     OwnAddresses(mpsc::Sender<OwnAddresses>),
     /// Return the drops at the device and in the stack.

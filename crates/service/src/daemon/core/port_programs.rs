@@ -1,5 +1,8 @@
 //! Programs of local ports, for transmit classes that name a program or a user.
 
+use std::io;
+
+use tidegate_gate::transmit::Config;
 use tidegate_stack::Transport;
 
 use super::NetworkCore;
@@ -24,6 +27,18 @@ impl SocketServer {
 }
 
 impl NetworkCore {
+    /// Sends by transmit classes from now on, or by others.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] if the configuration is invalid.
+    pub(in crate::daemon) fn set_transmit_classes(&mut self, config: &Config) -> io::Result<()> {
+        self.server.engine.change_transmit_classes(config)?;
+        let apps = self.apps.iter().flatten();
+        let keys: Vec<_> = apps.flat_map(|app| app.sockets().map(|(_, key)| key)).collect();
+        self.set_port_programs(keys.into_iter());
+        Ok(())
+    }
+
     /// Does the same for sockets that come from another core or another daemon.
     pub(in crate::daemon) fn set_port_programs(&mut self, keys: impl Iterator<Item = SocketKey>) {
         for key in keys {

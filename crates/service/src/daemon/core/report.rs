@@ -40,7 +40,8 @@ impl NetworkCore {
         settings.map_or(Ok(()), |settings| engine.set_gate(settings))?;
         let (settings, counters) = (engine.gate().settings().clone(), *engine.gate().counters());
         let (classes, limit_pps) = (engine.class_counters(), engine.admission_limit_pps());
-        Ok(GateState { settings, counters, classes, limit_pps })
+        let transmit_classes = engine.transmit_class_counters();
+        Ok(GateState { settings, counters, classes, limit_pps, transmit_classes })
     }
 }
 
