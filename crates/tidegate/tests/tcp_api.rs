@@ -269,6 +269,33 @@ fn batch_performs_many_calls() {
     });
 }
 
+#[test]
+fn attempts_do_not_wait_in_blocking_mode() {
+    on_both_families(|nets, to| {
+        let [client, server] = pair(&nets, to);
+        let blocked = |result: std::io::Result<usize>| {
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::WouldBlock);
+        };
+        let mut buf = [0; 100];
+        blocked(server.try_recv(&mut buf));
+        assert_eq!(client.try_send(b"a message").unwrap(), 9);
+        let arrived = run_until(&nets, || server.try_recv(&mut buf).ok());
+        assert_eq!(&buf[..arrived], b"a message");
+        blocked(server.try_recv(&mut buf));
+        let chunk = [7; 64 << 10];
+        let full = run_until(&nets, || client.try_send(&chunk).err());
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        drop(client);
+        let end = run_until(&nets, || match server.try_recv(&mut buf) {
+            Ok(0) => Some(()),
+            Ok(_) => None,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            Err(error) => panic!("{error}"),
+        });
+        assert_eq!(end, ());
+    });
+}
+
 /// A writer that stops before the buffer is full, and never gets `WouldBlock`, still learns
 /// when there is space again.
 #[test]

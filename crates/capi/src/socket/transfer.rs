@@ -94,7 +94,7 @@ impl Socket {
             Some(Endpoint::Stream(stream)) if flags & !libc::MSG_DONTWAIT == 0 => {
                 let may_block = flags == 0;
                 self.retry_until_ready(IoDirection::Read, may_block, || {
-                    match self.net.batch(|batch| batch.recv(stream, buf))? {
+                    match stream.try_recv(buf) {
                         Ok(0) => self.end_of_stream(),
                         Ok(len) => Ok(len),
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
@@ -269,7 +269,7 @@ impl Socket {
                 if flags & !PLAIN == 0 && !self.more_follows.load(Ordering::Relaxed) =>
             {
                 let may_block = flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking();
-                let sent = match self.net.batch(|batch| batch.send(stream, data))? {
+                let sent = match stream.try_send(data) {
                     Ok(len) if len == data.len() || !may_block => return Ok(len),
                     Ok(len) => len,
                     Err(error) if may_block && error.kind() == io::ErrorKind::WouldBlock => 0,

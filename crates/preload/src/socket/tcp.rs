@@ -86,10 +86,14 @@ impl Stream {
         bufs: &mut [IoSliceMut<'_>],
         consume: bool,
     ) -> io::Result<usize> {
-        let received = socket.net.batch(|batch| match consume {
-            true => batch.recv_vectored(&self.stream, bufs),
-            false => peek(batch, &self.stream, bufs),
-        })?;
+        let received = match bufs {
+            // As most calls are.
+            [buf] if consume && !buf.is_empty() => self.stream.try_recv(buf),
+            _ => socket.net.batch(|batch| match consume {
+                true => batch.recv_vectored(&self.stream, bufs),
+                false => peek(batch, &self.stream, bufs),
+            })?,
+        };
         match self.block_while_connecting(received) {
             Ok(0) if self.has_never_connected.load(Ordering::Relaxed) => {
                 Err(io::ErrorKind::NotConnected.into())
@@ -109,7 +113,10 @@ impl Stream {
         if more_follows && !self.more_follows.swap(true, Ordering::Relaxed) {
             self.update_cork();
         }
-        let sent = socket.net.batch(|batch| send(batch, &self.stream, data))?;
+        let sent = match data {
+            [piece] if !piece.is_empty() => self.stream.try_send(piece),
+            _ => socket.net.batch(|batch| send(batch, &self.stream, data))?,
+        };
         if !more_follows {
             self.end_more();
         }

@@ -163,6 +163,16 @@ impl TcpStream {
         self.wait_for_op(&self.inner.read_timeout, |ops| ops.tcp_recv(id, buf))
     }
 
+    /// Reads received data, at least one byte, if there is any. Neither waits nor runs the stack, also
+    /// in blocking mode.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when no data has arrived; the error that ended the connection.
+    pub fn try_recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        let id = self.inner.id;
+        self.try_op(|ops| ops.tcp_recv(id, buf))
+    }
+
     /// Copies the data that [`TcpStream::recv`] would read next, without consuming it.
     ///
     /// # Errors
@@ -180,6 +190,16 @@ impl TcpStream {
     pub fn recv_with(&self, mut read: impl FnMut(&[u8]) -> usize) -> io::Result<usize> {
         let id = self.inner.id;
         self.wait_for_op(&self.inner.read_timeout, |ops| ops.tcp_recv_with(id, &mut read))
+    }
+
+    /// Writes some of `data`, at least one byte, if there is space. Neither waits nor runs the stack,
+    /// also in blocking mode.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when the send buffer is full; the error that ended the connection.
+    pub fn try_send(&self, data: &[u8]) -> io::Result<usize> {
+        let id = self.inner.id;
+        self.try_op(|ops| ops.tcp_send(id, data))
     }
 
     /// Writes some of `data`, at least one byte.
@@ -381,6 +401,17 @@ impl TcpStream {
     /// None; the signature is that of `std::net`.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(self.clone())
+    }
+
+    /// Does an operation once, and transmits its segments.
+    #[inline]
+    fn try_op<R>(&self, op: impl FnOnce(&mut dyn SocketOps) -> OpResult<R>) -> io::Result<R> {
+        self.inner.net.with(|ops| {
+            ops.read_clock();
+            let result = op(ops)?;
+            ops.commit()?;
+            Ok(result)
+        })
     }
 
     /// Waits until an operation succeeds or fails, and transmits its segments.
