@@ -64,11 +64,11 @@ test: build
 	@if command -v valgrind >/dev/null; then $(MAKE) --no-print-directory cost; fi
 
 # Checks that the echo of a UDP packet on IPv4 costs at most 401 instructions, and a call through the
-# C library at most 1.10 of the instructions of the Rust call.
+# C library at most 1.05 of the instructions of the Rust call.
 cost: build
 	@scripts/setup cost
 	scripts/cost 401
-	scripts/capi-cost 1.10
+	scripts/capi-cost 1.05
 
 # Checks words, shape, format, lints, documentation, public API, licenses of dependencies, features
 # and BPF objects, as CI does before the tests.

@@ -63,7 +63,8 @@ pub fn preserve<R>(call: impl FnOnce() -> R) -> R {
 #[inline]
 pub fn return_count(result: std::io::Result<usize>) -> isize {
     match result {
-        Ok(count) => isize::try_from(count).unwrap_or(isize::MAX),
+        // No length in memory is longer.
+        Ok(count) => count.cast_signed(),
         Err(error) => {
             set_from(&error);
             -1

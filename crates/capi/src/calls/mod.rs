@@ -71,6 +71,25 @@ pub(crate) unsafe fn write_address(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) {
+    if socket.is_v6 {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { write_address_v6(socket, from, address, len) };
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { arguments::write_address(address, len, from) };
+}
+
+/// The same for an IPv6 socket. Not inlined: it needs the parts of the address one by one.
+///
+/// # Safety
+/// As [`write_address`].
+#[inline(never)]
+unsafe fn write_address_v6(
+    socket: &Socket,
+    from: SocketAddr,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) {
     // SAFETY: guaranteed by the caller.
     unsafe { arguments::write_address(address, len, socket.to_program_family(from)) };
 }

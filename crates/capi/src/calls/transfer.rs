@@ -52,7 +52,7 @@ pub(crate) unsafe fn buffer<'a>(data: *const c_void, len: usize) -> io::Result<&
 ///
 /// # Safety
 /// `data` is null or points to `len` bytes.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn recv(
     fd: c_int,
     data: *mut c_void,
@@ -72,7 +72,7 @@ pub(crate) unsafe fn recv(
 /// # Safety
 /// As [`recv`]; `from` and `from_len` are null or valid, and `from` has space for `*from_len`
 /// bytes.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn recvfrom(
     fd: c_int,
     data: *mut c_void,
@@ -132,7 +132,7 @@ pub(crate) unsafe fn readv(fd: c_int, bufs: *const iovec, count: c_int) -> io::R
 ///
 /// # Safety
 /// `data` is null or points to `len` bytes.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn send(
     fd: c_int,
     data: *const c_void,
@@ -151,7 +151,7 @@ pub(crate) unsafe fn send(
 ///
 /// # Safety
 /// As [`send`]; `to` is null or points to `to_len` bytes.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn sendto(
     fd: c_int,
     data: *const c_void,
@@ -166,10 +166,14 @@ pub(crate) unsafe fn sendto(
     }
     let socket = descriptors::socket(fd)?;
     // SAFETY: guaranteed by the caller.
-    let (data, to) = unsafe { (buffer(data, len)?, read_address(to, to_len)?) };
-    if let Some(sent) = socket.send_one_datagram(data, to, flags) {
+    let data = unsafe { buffer(data, len) }?;
+    // SAFETY: guaranteed by the caller.
+    if let Some(sent) = socket.send_one_datagram(data, unsafe { read_address(to, to_len) }?, flags)
+    {
         return sent;
     }
+    // Read again, so that the usual case need not keep it. SAFETY: guaranteed by the caller.
+    let to = unsafe { read_address(to, to_len) }?;
     socket.send(&[io::IoSlice::new(data)], Some(to), UdpSendOptions::default(), flags)
 }
 

@@ -118,7 +118,7 @@ impl Socket {
     ///
     /// # Errors
     /// As `recvfrom`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn receive_one_datagram(
         &self,
         buf: &mut [u8],
@@ -142,7 +142,7 @@ impl Socket {
     ///
     /// # Errors
     /// As `sendto`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send_one_datagram(
         &self,
         data: &[u8],
