@@ -58,7 +58,7 @@ pub(super) struct Entry<'p> {
 /// Power by which the range of the points is widened to [`Ratio::lowest`] and [`Ratio::highest`]. A
 /// point has few repetitions, whose range holds a further one in a third to two thirds of the cases.
 const WIDENING: f64 = 2.0;
-/// What a shared machine itself changes, as a factor: a ratio without repetitions varies, too.
+/// Changes of a shared machine by itself, as a factor: a ratio without repetitions varies, too.
 pub(super) const MACHINE_CHANGE: f64 = 1.1;
 
 /// Tidegate over the kernel at its best, or the inverse where less is better: above 1 Tidegate is
