@@ -249,7 +249,11 @@ impl RunningServer {
         let (setup, end) = (&testbed.setup, &testbed.pair.b);
         match service {
             Service::Dns => return testbed.start(ServerKind::TidegateXdp).map(Self::Dns),
-            Service::Knot => return testbed.start(ServerKind::KnotXdp).map(Self::Dns),
+            // Received by a thread of the kernel on the core of the server.
+            Service::Knot => {
+                let server = testbed.start_with(ServerKind::KnotXdp, ReceiveWork::Thread)?;
+                return Ok(Self::Dns(server));
+            }
             Service::Http | Service::Nginx => {}
         }
         ReceiveWork::reset(end)?;
