@@ -286,13 +286,12 @@ fn attempts_do_not_wait_in_blocking_mode() {
         let full = run_until(&nets, || client.try_send(&chunk).err());
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
         drop(client);
-        let end = run_until(&nets, || match server.try_recv(&mut buf) {
+        run_until(&nets, || match server.try_recv(&mut buf) {
             Ok(0) => Some(()),
             Ok(_) => None,
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             Err(error) => panic!("{error}"),
         });
-        assert_eq!(end, ());
     });
 }
 
