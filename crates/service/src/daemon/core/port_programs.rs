@@ -39,7 +39,8 @@ impl NetworkCore {
         Ok(())
     }
 
-    /// Does the same for sockets that come from another core or another daemon.
+    /// Tells the transmit classes the programs of sockets: of all when the classes are new, else of those
+    /// that come from another core or another daemon.
     pub(in crate::daemon) fn set_port_programs(&mut self, keys: impl Iterator<Item = SocketKey>) {
         for key in keys {
             let holders = self.server.sockets.get(key).map_or(&[][..], |socket| socket.holders());
