@@ -153,11 +153,12 @@ pub(crate) fn ring(fd: c_int) -> io::Result<InUse<Arc<SocketRing>>> {
     })
 }
 
-/// Closes a descriptor of the library. The object ends with the calls that still use it.
+/// Removes the object of a descriptor, whose number stays reserved. The object ends with the calls that
+/// still use it.
 ///
 /// # Errors
 /// `EBADF` for other descriptors.
-pub(crate) fn close(fd: c_int) -> io::Result<()> {
+fn remove(fd: c_int) -> io::Result<()> {
     let entry = TABLE.remove(fd).ok_or_else(|| os_error(libc::EBADF))?;
     if let Entry::Socket(socket) = &*entry
         && Arc::strong_count(socket) == 1
@@ -165,45 +166,57 @@ pub(crate) fn close(fd: c_int) -> io::Result<()> {
     {
         socket.linger();
     }
-    drop(entry);
+    Ok(())
+}
+
+/// Closes a descriptor of the library. The object ends with the calls that still use it.
+///
+/// # Errors
+/// `EBADF` for other descriptors.
+pub(crate) fn close(fd: c_int) -> io::Result<()> {
+    remove(fd)?;
     // SAFETY: a descriptor of the library's own, which the table no longer has.
     unsafe { libc::close(fd) };
     Ok(())
 }
 
-/// Second descriptor of an object.
+/// Object for a second descriptor.
 ///
 /// # Errors
-/// `EBADF` for other descriptors, `EMFILE` and the like.
-pub(crate) fn duplicate(fd: c_int) -> io::Result<c_int> {
+/// `EBADF` for other descriptors, `EINVAL` for objects other than sockets.
+fn second(fd: c_int) -> io::Result<Entry> {
     match get(fd).as_deref() {
-        Some(Entry::Socket(socket)) => install(Entry::Socket(Arc::clone(socket))),
+        Some(Entry::Socket(socket)) => Ok(Entry::Socket(Arc::clone(socket))),
         Some(_) => Err(os_error(libc::EINVAL)),
         None => Err(os_error(libc::EBADF)),
     }
 }
 
-/// Second descriptor of an object with the number `to`. What had that number is closed.
+/// Second descriptor of a socket.
+///
+/// # Errors
+/// `EBADF` for other descriptors, `EMFILE` and the like.
+pub(crate) fn duplicate(fd: c_int) -> io::Result<c_int> {
+    install(second(fd)?)
+}
+
+/// Second descriptor of a socket with the number `to`. What had that number is closed.
 ///
 /// # Errors
 /// As [`duplicate`].
 pub(crate) fn duplicate_to(fd: c_int, to: c_int) -> io::Result<c_int> {
-    let socket = match get(fd).as_deref() {
-        Some(Entry::Socket(socket)) => Arc::clone(socket),
-        Some(_) => return Err(os_error(libc::EINVAL)),
-        None => return Err(os_error(libc::EBADF)),
-    };
+    let entry = second(fd)?;
     if fd == to {
         return Ok(to);
     }
-    if contains(to) {
-        close(to)?;
-    }
+    // Fails for a number that is not the library's. The number is never free in between, so that no
+    // other thread gets it.
+    let _ = remove(to);
     // SAFETY: `to` is the program's own, which says that it is to be closed.
     if unsafe { libc::dup3(anchor()?, to, libc::O_CLOEXEC) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    install_at(to, Entry::Socket(socket))
+    install_at(to, entry)
 }
 
 /// Closes all objects, for the end of the process.
