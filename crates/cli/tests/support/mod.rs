@@ -7,6 +7,7 @@ pub mod c_library;
 pub mod run;
 pub mod running;
 
+use std::cell::RefCell;
 use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -112,8 +113,9 @@ pub enum Testbed {
     /// The kernel on one side of a TAP device, the server on the other.
     Tap(Namespace),
     /// The kernel on one side of a TAP device, whose other side `dpdk-testpmd` bridges to a
-    /// memif.
-    Memif(Bridge, Namespace),
+    /// memif. Each server has a bridge of its own: `dpdk-testpmd` may crash when the client of
+    /// its memif ends.
+    Memif(RefCell<Option<Bridge>>, Namespace),
 }
 
 const TAP: &str = "tg0";
@@ -125,6 +127,7 @@ const MEMIF: &str = "id=0,socket=tidegate-test,socket-abstract=yes";
 pub struct Bridge(Child);
 
 impl Bridge {
+    /// Starts it and waits until its TAP device exists and its memif accepts a client.
     fn new(host: &Namespace) -> Self {
         let memif = format!("net_memif0,role=server,{MEMIF}");
         let tap = format!("net_tap0,iface={TAP}");
@@ -137,7 +140,9 @@ impl Bridge {
         command.args(["--total-num-mbufs=4096", "--forward-mode=io"]);
         // testpmd exits when it reads from standard input.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        Self(command.spawn().unwrap())
+        let bridge = Self(command.spawn().unwrap());
+        while host.ip(&["link", "show", TAP]).is_err() || !accepts_memif(host) {}
+        bridge
     }
 }
 
@@ -171,11 +176,7 @@ impl Testbed {
             }
             DeviceKind::DpdkTap => Self::without_device(),
             DeviceKind::DpdkMemif => {
-                let host = Namespace::new("memif").unwrap();
-                let bridge = Bridge::new(&host);
-                while host.ip(&["link", "show", TAP]).is_err() || !accepts_memif(&host) {}
-                give_client_addresses(&host);
-                Self::Memif(bridge, host)
+                Self::Memif(RefCell::default(), Namespace::new("memif").unwrap())
             }
             _ => {
                 let client = [format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")];
@@ -255,6 +256,12 @@ impl Testbed {
         let mut all = arguments.to_vec();
         all.extend(flags.iter().map(String::as_str));
         all.extend(["--address", &addresses[0], "--address", &addresses[1]]);
+        if let Self::Memif(bridge, host) = self {
+            // The last bridge ends first: its TAP device has the same name.
+            drop(bridge.take());
+            bridge.replace(Some(Bridge::new(host)));
+            self.give_client_addresses();
+        }
         let server = self.start(&all);
         if kind == DeviceKind::DpdkTap {
             self.give_client_addresses();
