@@ -7,11 +7,11 @@ pub mod c_library;
 pub mod run;
 pub mod running;
 
-use std::cell::RefCell;
 use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -115,7 +115,7 @@ pub enum Testbed {
     /// The kernel on one side of a TAP device, whose other side `dpdk-testpmd` bridges to a
     /// memif. Each server has a bridge of its own: `dpdk-testpmd` may crash when the client of
     /// its memif ends.
-    Memif(RefCell<Option<Bridge>>, Namespace),
+    Memif(Mutex<Option<Bridge>>, Namespace),
 }
 
 const TAP: &str = "tg0";
@@ -176,7 +176,7 @@ impl Testbed {
             }
             DeviceKind::DpdkTap => Self::without_device(),
             DeviceKind::DpdkMemif => {
-                Self::Memif(RefCell::default(), Namespace::new("memif").unwrap())
+                Self::Memif(Mutex::default(), Namespace::new("memif").unwrap())
             }
             _ => {
                 let client = [format!("{CLIENT_V4}/24"), format!("{CLIENT_V6}/64")];
@@ -258,8 +258,10 @@ impl Testbed {
         all.extend(["--address", &addresses[0], "--address", &addresses[1]]);
         if let Self::Memif(bridge, host) = self {
             // The last bridge ends first: its TAP device has the same name.
+            let mut bridge = bridge.lock().unwrap();
             drop(bridge.take());
-            bridge.replace(Some(Bridge::new(host)));
+            *bridge = Some(Bridge::new(host));
+            drop(bridge);
             self.give_client_addresses();
         }
         let server = self.start(&all);
