@@ -26,8 +26,9 @@ pub struct ServeState<'a> {
     pub stop: &'a AtomicBool,
     /// Counts requests and replies.
     pub counters: &'a ServeCounters,
-    /// Counts the service times of datagrams: from the arrival of a burst in the core until the
-    /// device has the replies. Not counted on a stack that has its own threads, and not for `None`.
+    /// Counts the service times of datagrams, unless `None`: from the arrival of a burst in the core
+    /// until the device has the replies. With readers until the core has them; not counted on
+    /// another stack that has its own threads.
     pub durations: Option<&'a DurationCounts>,
 }
 

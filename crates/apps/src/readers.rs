@@ -5,17 +5,17 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate::{ReadersConfig, UdpReader, UdpReaders, UdpSocket, wait_readable};
+use tidegate::{ReadersConfig, ServiceTimes, UdpReader, UdpReaders, UdpSocket, wait_readable};
 
 use crate::kernel::{KernelError, KernelSocket, serve_kernel};
 use crate::responder::unix_time_ns;
-use crate::{Responder, ServeCounters};
+use crate::{Responder, ServeCounters, ServeState};
 
 /// Interval at which an idle thread checks the stop flag.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves `sockets` with one thread per responder until `stop` is set, which is noticed within
-/// 100 ms, or until one of the threads fails. Each thread has one reader per socket, and `config`
+/// Serves `sockets` with one thread per responder until `state.stop` is set, which is noticed
+/// within 100 ms, or until one of the threads fails. Each thread has one reader per socket, and `config`
 /// decides how requests are distributed among readers. Replies leave from the address that the
 /// request was sent to. Each thread first calls `on_thread_start` with its index, for example to
 /// pin itself to a CPU.
@@ -27,8 +27,7 @@ pub fn serve_readers<R: Responder + Send>(
     responders: Vec<R>,
     config: ReadersConfig,
     on_thread_start: impl Fn(usize) + Sync,
-    stop: &AtomicBool,
-    counters: &ServeCounters,
+    state: ServeState<'_>,
 ) -> io::Result<()> {
     let groups = sockets.iter().map(|socket| socket.readers(config));
     let groups = groups.collect::<io::Result<Vec<_>>>()?;
@@ -36,8 +35,8 @@ pub fn serve_readers<R: Responder + Send>(
     // All readers exist before the first thread answers.
     let readers = responders.iter().map(add_readers).collect::<io::Result<Vec<_>>>()?;
     let jobs = responders.into_iter().zip(readers);
-    run_threads(jobs, on_thread_start, stop, |(mut responder, mut readers)| {
-        serve(&mut readers, &mut responder, stop, counters)
+    run_threads(jobs, on_thread_start, state.stop, |(mut responder, mut readers)| {
+        serve(&mut readers, &mut responder, state)
     })
 }
 
@@ -45,20 +44,29 @@ pub fn serve_readers<R: Responder + Send>(
 fn serve(
     readers: &mut [UdpReader],
     responder: &mut impl Responder,
-    stop: &AtomicBool,
-    counters: &ServeCounters,
+    state: ServeState<'_>,
 ) -> io::Result<()> {
+    let ServeState { stop, counters, durations } = state;
     readers.iter_mut().for_each(|reader| reader.set_nonblocking(true));
+    let mut times: Vec<_> = readers.iter().map(|_| ServiceTimes::default()).collect();
     while !stop.load(Ordering::Relaxed) {
         responder.start_batch(&unix_time_ns);
         let mut served = false;
-        for reader in &mut *readers {
+        for (reader, times) in readers.iter_mut().zip(&mut times) {
             let mut replies = 0;
-            let taken = reader.exchange(|request, from, reply| {
+            let respond = |request: &[u8], from, reply: &mut [u8]| {
                 let len = responder.respond(request, from, reply);
                 replies += u64::from(len.is_some());
                 len
-            });
+            };
+            let taken = match durations {
+                None => reader.exchange(respond),
+                Some(durations) => {
+                    let taken = reader.exchange_timed(times, respond);
+                    durations.record_last(times);
+                    taken
+                }
+            };
             match taken {
                 Ok(requests) => {
                     ServeCounters::add(&counters.requests, requests as u64);

@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -56,6 +57,47 @@ fn checked(namespace: &Namespace, address: &str, command: &str) -> String {
     assert!(text.contains(&format!("command=\"{command}\"}} 1\n")), "{text}");
     check_with_promtool(&text);
     text
+}
+
+/// The times of servers whose readers have threads of their own are there, too.
+#[test]
+fn readers_count_their_service_times() {
+    if !can_run("metrics of readers") {
+        return;
+    }
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let readers = ["echo", "--readers", "2", "--work-ns", "20000", "--metrics", V4];
+    let _server = testbed.serve(DeviceKind::Xdp, &readers);
+    let began = Instant::now();
+    let echoes = 5;
+    for server in [SERVER_V4, SERVER_V6] {
+        let socket = testbed.client().enter(|| UdpSocket::bind((unspecified(server), 0)));
+        let socket = socket.unwrap().unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        for _ in 0..echoes {
+            socket.send_to(b"hello", (server, 7)).unwrap();
+            assert_eq!(socket.recv(&mut [0; 8]).unwrap(), 5);
+        }
+    }
+    let elapsed = began.elapsed().as_secs_f64();
+    let times = "tidegate_udp_service_duration_seconds";
+    // A time is counted just after the echo was sent.
+    support::wait_until("every echo is counted", || {
+        let text = fetch(testbed.server(), V4, &[]);
+        value(&text, &format!("{times}_count")) == f64::from(2 * echoes)
+    });
+    let text = checked(testbed.server(), V4, "serve echo");
+    assert!(value(&text, &format!("{times}_sum")) < elapsed, "{text}");
+    // Each answer takes 20 microseconds of work.
+    assert_eq!(value(&text, &format!("{times}_bucket{{le=\"1e-05\"}}")), 0.0, "{text}");
+}
+
+/// The address to which a client of `server` binds its socket.
+fn unspecified(server: &str) -> IpAddr {
+    match server.parse::<IpAddr>().unwrap() {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
 }
 
 #[test]

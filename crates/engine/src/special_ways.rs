@@ -7,6 +7,7 @@ use tidegate_device::Device;
 use crate::Engine;
 use crate::admission::Role;
 use crate::arrival_times::ArrivalTimes;
+use crate::clock::Clock;
 use crate::receive_way::ReceiveWay;
 
 impl Engine {
@@ -24,6 +25,11 @@ impl Engine {
     #[inline]
     pub fn arrival_ns(&self) -> Option<u64> {
         self.arrivals?.last_ns
+    }
+
+    /// Clock of the engine, by which arrivals are measured.
+    pub fn clock(&self) -> Clock {
+        self.clock
     }
 
     /// Time now. The time of the round does not change.

@@ -96,7 +96,7 @@ metrics! {
     TRANSMIT_QUEUED, "transmit_class_queued_packets", Gauge, ["class"], "daemon, serve", "Packets that wait by transmit class";
     REQUESTS, "requests", Counter, [], "serve", "Requests passed to the service";
     ANSWERS, "answers", Counter, [], "serve", "Answers that the service made";
-    UDP_DURATION, "udp_service_duration_seconds", Histogram, [], "serve dns, serve echo", "Time from the arrival of a datagram in the core until its answer was with the device";
+    UDP_DURATION, "udp_service_duration_seconds", Histogram, [], "serve dns, serve echo", "Time from the arrival of a datagram in the core until its answer was with the device, or of a reader with the core";
     DNS_LOG_LOST, "dns_lost_log_messages", Counter, [], "serve dns", "Queries and answers that the dnstap log lost because its receiver was too slow, or gone";
     HTTP_RESPONSES, "http_responses", Counter, ["code"], "serve http", "Responses by class of their status";
     HTTP_DURATION, "http_response_duration_seconds", Histogram, [], "serve http", "Time that responses took to make, without their transfer";

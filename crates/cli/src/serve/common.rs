@@ -301,8 +301,8 @@ impl ServerOptions {
             let mut reload = reload;
             reload.push(self.net_settings().into_part(NetCores(nets.clone()))?);
             static DURATIONS: LazyLock<DurationCounts> = LazyLock::new(DurationCounts::default);
-            let is_timed = self.metrics.is_given() && !nets[0].has_threads();
-            let durations = is_timed.then(|| &*DURATIONS);
+            let is_timed = self.has_reader_threads() || !nets[0].has_threads();
+            let durations = (self.metrics.is_given() && is_timed).then(|| &*DURATIONS);
             let readings = with_counters(durations);
             let run =
                 ServerRun { name, addresses, startup, reload, served, durations, readings, device };
@@ -409,7 +409,7 @@ impl ServerOptions {
             });
             let on_start = |number| pin_thread("reader", &self.reader_cpus, number);
             let config = self.readers_config();
-            let result = serve_readers(sockets, readers, config, on_start, stop, served);
+            let result = serve_readers(sockets, readers, config, on_start, state);
             // Both end together, also on an error.
             stop.store(true, Ordering::Relaxed);
             let stream_result =

@@ -55,6 +55,17 @@ impl ServiceTimes {
         self.on_answered(taken, now_ns);
     }
 
+    /// Notes a datagram of an exchange that is still to be noted by
+    /// [`ServiceTimes::on_answered`].
+    #[inline]
+    pub(crate) fn on_taken(&mut self, arrival_ns: Option<u64>) {
+        self.queued += 1;
+        match self.waiting.back_mut().filter(|burst| burst.arrival_ns == arrival_ns) {
+            Some(burst) => burst.datagrams += 1,
+            None => self.waiting.push_back(ArrivedBurst { datagrams: 1, arrival_ns }),
+        }
+    }
+
     fn on_queued(&mut self, queued: usize, arrival_ns: Option<u64>) {
         if queued < self.queued {
             // The stack has dropped some, the oldest first.
@@ -66,9 +77,10 @@ impl ServiceTimes {
         }
     }
 
+    /// Notes that `taken` datagrams, the oldest, were answered. Reads the clock.
     // Not inlined: most exchanges of a busy server are not timed.
     #[inline(never)]
-    fn on_answered(&mut self, taken: usize, now_ns: impl FnOnce() -> u64) {
+    pub(crate) fn on_answered(&mut self, taken: usize, now_ns: impl FnOnce() -> u64) {
         let (mut last, mut untimed) = (std::mem::take(&mut self.last), self.untimed);
         let now_ns = now_ns();
         self.take(taken, |datagrams, arrival_ns| match arrival_ns {
@@ -135,6 +147,23 @@ mod tests {
         assert_eq!(exchange(&mut times, (64, None), (40, 6_000)), []);
         assert_eq!(exchange(&mut times, (24 + 8, 7_000), (30, 9_000)), [(96 + 6, 2_000)]);
         assert_eq!(exchange(&mut times, (2 + 1, 9_500), (3, 9_600)), [(2, 2_600), (1, 100)]);
+    }
+
+    #[test]
+    fn datagrams_with_times_of_their_own_count_by_burst() {
+        let mut times = ServiceTimes::default();
+        for arrival_ns in [None, Some(1_000), Some(1_000), Some(3_000), None] {
+            times.on_taken(arrival_ns);
+        }
+        times.on_answered(5, || 4_000);
+        let last = |times: &ServiceTimes| -> Vec<_> {
+            times.last().iter().map(|(count, time)| (*count, time.as_nanos())).collect()
+        };
+        assert_eq!(last(&times), [(3, 3_000), (1, 1_000)]);
+        times.clear_last();
+        times.on_taken(Some(5_000));
+        times.on_answered(1, || 5_500);
+        assert_eq!(last(&times), [(2, 500)], "with the one that was not timed");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_engine::Clock;
+
 use super::socket::UdpSocket;
 use crate::backend::embedded::reader_ring::{PendingReplies, ReaderEnd};
 use crate::backend::embedded::stack::EmbeddedStack;
@@ -17,6 +19,7 @@ use crate::types::datagram::DatagramMeta;
 use crate::types::deadline::Deadline;
 use crate::types::errors::unsupported_when_attached;
 use crate::types::readers::ReadersConfig;
+use crate::types::service_times::ServiceTimes;
 use crate::types::sleeper;
 
 /// Most datagrams answered before the replies are transmitted.
@@ -82,6 +85,8 @@ pub struct UdpReader {
     low_water_packets: usize,
     read_timeout: Option<Duration>,
     nonblocking: bool,
+    /// Clock of the core, while service times are measured.
+    clock: Option<Clock>,
 }
 
 impl UdpSocket {
@@ -129,6 +134,7 @@ impl UdpReaders {
             low_water_packets: self.config.queue_packets / LOW_WATER_DIVISOR,
             read_timeout: None,
             nonblocking: false,
+            clock: None,
         })
     }
 
@@ -213,7 +219,39 @@ impl UdpReader {
     /// As [`UdpReader::recv_from`].
     pub fn exchange(
         &mut self,
+        respond: impl FnMut(&[u8], SocketAddr, &mut [u8]) -> Option<usize>,
+    ) -> io::Result<usize> {
+        self.exchange_batch(respond, |_| ())
+    }
+
+    /// Like [`UdpReader::exchange`], and measures how long the datagrams took from their arrival in
+    /// the core until the replies were on their way back to it. Afterwards [`ServiceTimes::last`]
+    /// has the times of this exchange. `times` belongs to this reader alone, and to all of its
+    /// exchanges.
+    ///
+    /// # Errors
+    /// As [`UdpReader::exchange`].
+    pub fn exchange_timed(
+        &mut self,
+        times: &mut ServiceTimes,
+        respond: impl FnMut(&[u8], SocketAddr, &mut [u8]) -> Option<usize>,
+    ) -> io::Result<usize> {
+        times.clear_last();
+        let clock = *self.clock.get_or_insert_with(|| {
+            let mut core = self.readers.shared.lock();
+            core.engine.measure_arrivals();
+            core.engine.clock()
+        });
+        let taken = self.exchange_batch(respond, |arrival_ns| times.on_taken(arrival_ns))?;
+        times.on_answered(taken, || clock.now_ns());
+        Ok(taken)
+    }
+
+    /// Answers a batch of datagrams, each noted with the time of its arrival.
+    fn exchange_batch(
+        &mut self,
         mut respond: impl FnMut(&[u8], SocketAddr, &mut [u8]) -> Option<usize>,
+        mut note: impl FnMut(Option<u64>),
     ) -> io::Result<usize> {
         self.wait()?;
         let space = self.end.replies.free_slots(MAX_BATCH_DATAGRAMS).min(MAX_BATCH_DATAGRAMS);
@@ -228,6 +266,7 @@ impl UdpReader {
         for ahead in 0..count {
             requests.slot(ahead, |request| {
                 bytes += request.bytes().len();
+                note(request.arrival_ns);
                 replies.slot(reply_count, |reply| {
                     let buffer = reply.buffer_mut(self.max_reply_bytes);
                     let Some(len) = respond(request.bytes(), request.remote, buffer) else {

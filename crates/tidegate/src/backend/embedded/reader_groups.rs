@@ -38,7 +38,16 @@ struct ReaderGroup {
     round_robin_next: usize,
     flow_hasher: RandomState,
     /// Unread datagrams of removed readers that the other readers had no space for.
-    orphaned: VecDeque<(SocketAddr, IpAddr, Box<[u8]>)>,
+    orphaned: VecDeque<(Arrived, Box<[u8]>)>,
+}
+
+/// Origin of a request.
+#[derive(Clone, Copy)]
+struct Arrived {
+    remote: SocketAddr,
+    local: IpAddr,
+    /// Time of the arrival; `None` if that was not measured.
+    at_ns: Option<u64>,
 }
 
 impl ReaderGroups {
@@ -115,12 +124,13 @@ impl ReaderGroups {
         let had_orphans = !group.orphaned.is_empty();
         let mut dropped = 0;
         unread.release_each(usize::MAX, |slot| {
-            let (remote, local, bytes) = (slot.remote, slot.local, slot.bytes());
-            if group.push(remote, local, bytes) {
+            let arrived =
+                Arrived { remote: slot.remote, local: slot.local, at_ns: slot.arrival_ns };
+            if group.push(arrived, slot.bytes()) {
                 return;
             }
             if group.orphaned.len() < group.config.queue_packets {
-                group.orphaned.push_back((remote, local, bytes.into()));
+                group.orphaned.push_back((arrived, slot.bytes().into()));
             } else {
                 dropped += 1;
             }
@@ -191,17 +201,19 @@ impl ReaderGroups {
             return;
         }
         let had_orphans = !group.orphaned.is_empty();
-        while let Some((remote, local, bytes)) = group.orphaned.pop_front() {
-            if !group.push(remote, local, &bytes) {
-                group.orphaned.push_front((remote, local, bytes));
+        while let Some((arrived, bytes)) = group.orphaned.pop_front() {
+            if !group.push(arrived, &bytes) {
+                group.orphaned.push_front((arrived, bytes));
                 break;
             }
         }
         self.orphaned_sockets -= usize::from(had_orphans && group.orphaned.is_empty());
+        let at_ns = engine.arrival_ns();
         let (stack, arena, _) = engine.parts();
         let mut dropped = 0;
         while let Some(datagram) = stack.udp_recv(arena, id) {
-            if !group.push(datagram.remote, datagram.local, datagram.bytes(arena)) {
+            let arrived = Arrived { remote: datagram.remote, local: datagram.local, at_ns };
+            if !group.push(arrived, datagram.bytes(arena)) {
                 dropped += 1;
             }
             datagram.release(arena);
@@ -256,7 +268,8 @@ fn send(engine: &mut Engine, id: UdpId, slot: &DatagramSlot) -> Result<(), SendE
 
 impl ReaderGroup {
     /// Pushes a datagram into the queue of its reader. Returns false if there is no space.
-    fn push(&mut self, remote: SocketAddr, local: IpAddr, bytes: &[u8]) -> bool {
+    fn push(&mut self, arrived: Arrived, bytes: &[u8]) -> bool {
+        let Arrived { remote, local, at_ns } = arrived;
         let count = self.rings.len();
         if count == 0 {
             return false;
@@ -282,7 +295,7 @@ impl ReaderGroup {
             }
         };
         if let Some(index) = chosen {
-            self.rings[index].push(remote, local, bytes);
+            self.rings[index].push(remote, local, at_ns, bytes);
         }
         chosen.is_some()
     }

@@ -15,6 +15,8 @@ pub(crate) struct DatagramSlot {
     pub(crate) remote: SocketAddr,
     /// Local address that the datagram was sent to, or will leave from.
     pub(crate) local: IpAddr,
+    /// Arrival of a request in the core; `None` if that was not measured.
+    pub(crate) arrival_ns: Option<u64>,
     bytes: Vec<u8>,
     len: usize,
 }
@@ -22,7 +24,13 @@ pub(crate) struct DatagramSlot {
 impl DatagramSlot {
     fn empty() -> Self {
         let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        Self { remote: SocketAddr::new(nowhere, 0), local: nowhere, bytes: Vec::new(), len: 0 }
+        Self {
+            remote: SocketAddr::new(nowhere, 0),
+            local: nowhere,
+            arrival_ns: None,
+            bytes: Vec::new(),
+            len: 0,
+        }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -134,8 +142,17 @@ impl ReaderRing {
 
     /// Writes a datagram; there must be space. The reader sees it after [`ReaderRing::publish`].
     #[inline]
-    pub(crate) fn push(&mut self, remote: SocketAddr, local: IpAddr, bytes: &[u8]) {
-        self.requests.slot(self.unpublished, |slot| slot.fill(remote, local, bytes));
+    pub(crate) fn push(
+        &mut self,
+        remote: SocketAddr,
+        local: IpAddr,
+        arrival_ns: Option<u64>,
+        bytes: &[u8],
+    ) {
+        self.requests.slot(self.unpublished, |slot| {
+            slot.fill(remote, local, bytes);
+            slot.arrival_ns = arrival_ns;
+        });
         self.unpublished += 1;
         self.written_bytes += bytes.len() as u64;
     }
@@ -312,13 +329,15 @@ mod tests {
         assert!(ring.has_space(100));
         for _ in 0..3 {
             assert!(ring.has_space(10));
-            ring.push(remote, local, &[7; 10]);
+            ring.push(remote, local, Some(1), &[7; 10]);
         }
         assert!(!ring.has_space(0), "three packets are the limit");
         assert_eq!(ring.fill_level(), QUEUE_FILL_SCALE);
         ring.publish();
         assert_eq!(reader.requests.ready_slots(4), 3);
-        reader.requests.slot(0, |slot| assert_eq!(slot.bytes(), [7; 10]));
+        reader.requests.slot(0, |slot| {
+            assert_eq!((slot.bytes(), slot.arrival_ns), (&[7; 10][..], Some(1)));
+        });
         reader.release(1, 10);
         assert!(ring.has_space(80) && !ring.has_space(81), "20 of 100 bytes wait");
         assert_eq!(ring.fill_level(), QUEUE_FILL_SCALE * 2 / 3);

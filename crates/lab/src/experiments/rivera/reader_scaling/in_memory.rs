@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use tidegate::device::mem::{MemConfig, MemDevice, wire};
 use tidegate::{IpCidr, Net, NetConfig, ReadersConfig, UdpSocket};
-use tidegate_apps::ServeCounters;
 use tidegate_apps::readers::serve_readers;
 use tidegate_apps::work::Work;
+use tidegate_apps::{ServeCounters, ServeState};
 
 use super::sender::{OfferedLoads, Sender, frames};
 use crate::LabError;
@@ -64,7 +64,8 @@ impl InMemoryService<'_> {
             let serving = scope.spawn(|| {
                 let sockets = slice::from_ref(&socket);
                 let pin = |reader| self.pin(reader);
-                serve_readers(sockets, responders, ReadersConfig::default(), pin, &stop, &counters)
+                let state = ServeState { stop: &stop, counters: &counters, durations: None };
+                serve_readers(sockets, responders, ReadersConfig::default(), pin, state)
             });
             let frames = frames(target, config.macs[1]);
             let sender = Sender::over_device(sender_device, frames, self.network_core)?;
