@@ -398,7 +398,9 @@ fn report(config: &ObserveConfig, cases: &[Case]) -> Experiment {
             let Some(case) = of(reporting) else { continue };
             let name = format!("{}_{}", service.name(), reporting.name());
             let mut compare = |figure: &str, of: fn(&Run) -> f64| {
-                let ratio = case.median(of) / plain.median(of);
+                // Runs of one round, which saw the same other work on the machine.
+                let pairs = case.runs.iter().zip(&plain.runs);
+                let ratio = median(pairs.map(|(run, plain)| of(run) / of(plain)));
                 result.figure(&format!("{name}_{figure}"), round_to_thousandths(ratio));
             };
             compare("rate_ratio", |run| run.answers_per_s);
