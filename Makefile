@@ -2,15 +2,15 @@
 
 CARGO ?= cargo
 
-# FEATURES=dpdk lints and tests with DPDK's drivers.
+# FEATURES=dpdk lints and tests with DPDK's drivers, and with RDMA.
 FEATURES ?=
 ifeq ($(FEATURES),dpdk)
-WORKSPACE = --workspace --features tidegate-device/dpdk,tidegate-cli/dpdk,tidegate-lab/dpdk
+WORKSPACE = --workspace --features tidegate-device/dpdk,tidegate-cli/dpdk,tidegate-lab/dpdk,tidegate-device/rdma
 else
 WORKSPACE = --workspace
 endif
 
-.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report docs measure-all check-all install uninstall deb rpm package-test reproduce publish-check clean
+.PHONY: build test cost demo lint features dpdk bpf bpf-check loom miri tsan fuzz lab-dns programs report docs measure-all check-all install uninstall deb rpm package-test reproduce publish-check rdma-test clean
 
 # Builds the program, target/release/tidegate, the library that `tidegate run` loads, the laboratory,
 # target/release/tidegate-lab, and the C library, target/release/libtidegate.so and libtidegate.a.
@@ -102,6 +102,10 @@ dpdk:
 	$(CARGO) test $(DPDK_FLAGS) --test dpdk --test dpdk_segmentation --test serve --test tcp \
 		--test dns_tcp --test route --test upgrade
 	$(CARGO) test $(DPDK_FLAGS) --lib --test experiments dpdk
+
+# Serves unmodified programs over RDMA, between two emulated machines with Debian's kernel.
+rdma-test:
+	scripts/rdma-test target/rdma-test
 
 # Builds the BPF objects from their C sources.
 bpf:

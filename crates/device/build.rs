@@ -1,9 +1,25 @@
-//! Compiles the C shim between the dpdk device and DPDK's inline functions.
+//! Compiles the C shims between the dpdk and rdma devices and the inline functions of their libraries.
 
 fn main() {
     println!("cargo::rerun-if-changed=dpdk");
+    println!("cargo::rerun-if-changed=rdma");
     #[cfg(feature = "dpdk")]
     dpdk::build();
+    #[cfg(feature = "rdma")]
+    rdma::build();
+}
+
+#[cfg(feature = "rdma")]
+mod rdma {
+    pub fn build() {
+        let mut shim = cc::Build::new();
+        if let Err(error) = shim.file("rdma/endpoint.c").opt_level(3).try_compile("tidegate_rdma") {
+            panic!(
+                "feature `rdma` needs libibverbs 33 or newer: apt-get install libibverbs-dev\n{error}"
+            );
+        }
+        println!("cargo::rustc-link-lib=dylib=ibverbs");
+    }
 }
 
 #[cfg(feature = "dpdk")]

@@ -86,11 +86,12 @@ pub(crate) struct HostOptions {
     /// tap: a TAP device, created if it does not exist.
     /// dpdk:DEVICE: a DPDK device, by PCI address or as net_tap0,iface=NAME;
     /// EAL arguments for DPDK may follow after a space.
+    /// rdma:DEVICE: a network of its own over an RDMA NIC, as rxe0 or mlx5_0/2.
     /// kernel: kernel sockets; the same server without Tidegate, for comparison.
     #[arg(long, alias = "port", value_name = "KIND", verbatim_doc_comment)]
     #[serde(alias = "port")]
     io: Option<AsText<IoKind>>,
-    /// Network interface; not with DPDK
+    /// Network interface; not with DPDK and RDMA
     #[arg(long, short, value_name = "NAME")]
     iface: Option<String>,
     /// IP address of the stack, with its prefix length; may be repeated
@@ -198,6 +199,7 @@ impl HostOptions {
         match (self.io_kind(), &self.iface) {
             (_, Some(iface)) => iface.clone(),
             (IoKind::Device(HostDevice::Dpdk(config)), None) => config.device,
+            (IoKind::Device(HostDevice::Rdma(config)), None) => config.device,
             (_, None) => String::new(),
         }
     }
@@ -340,8 +342,8 @@ fn with_flags(error: HostConfigError) -> Failure {
                 .into()
         }
         HostConfigError::SegmentationOnXdp => {
-            "--segmentation needs --io packet, --io tap or --io dpdk: AF_XDP passes frames as \
-             they are on the wire"
+            "--segmentation needs --io packet, --io tap or --io dpdk: AF_XDP and RDMA pass frames \
+             as they are on the wire"
                 .into()
         }
         HostConfigError::QueueCountWithoutDpdk => {
@@ -352,6 +354,9 @@ fn with_flags(error: HostConfigError) -> Failure {
              --io dpdk:net_af_packet0,iface={iface}"
         )
         .into(),
+        HostConfigError::InterfaceWithRdma(iface) => {
+            format!("--iface {iface}: with RDMA name the device in --io rdma:DEVICE only").into()
+        }
         error => error.into(),
     }
 }

@@ -9,6 +9,7 @@
 //! * `xdp`: devices on AF_XDP (module `xdp`).
 //! * `packet`: devices on AF_PACKET (module `packet`).
 //! * `dpdk`: devices of DPDK; needs libdpdk-dev. Module [`dpdk`] exists without it, to say so.
+//! * `rdma`: devices over RDMA NICs; needs libibverbs-dev. Module [`rdma`] exists without it, too.
 //!
 //! # Examples
 //! Two devices, joined by an in-memory link:
@@ -48,6 +49,7 @@ pub mod netlink;
 pub mod packet;
 pub mod pcap;
 pub mod process;
+pub mod rdma;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 mod rx_missed;
 #[cfg(any(feature = "packet", feature = "xdp"))]
@@ -80,7 +82,7 @@ pub type Burst = Fifo<Frame>;
 /// Properties and offloads of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Kind of device: `mem`, `packet`, `xdp`, `tap`, `dpdk`, `pcap`.
+    /// Kind of device: `mem`, `packet`, `xdp`, `tap`, `dpdk`, `rdma`, `pcap`.
     pub kind: &'static str,
     /// Current mode of operation, for people: `native, copy, busy polling`.
     pub detail: String,

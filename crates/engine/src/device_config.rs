@@ -7,6 +7,7 @@ use tidegate_device::dpdk::{self, DpdkConfig};
 use tidegate_device::mem::MemDevice;
 #[cfg(feature = "packet")]
 use tidegate_device::packet::PacketConfig;
+use tidegate_device::rdma::RdmaConfig;
 use tidegate_device::tap::TapConfig;
 #[cfg(feature = "xdp")]
 use tidegate_device::xdp::XdpConfig;
@@ -29,6 +30,8 @@ pub enum DeviceConfig {
     Tap(TapConfig),
     /// A DPDK device; needs a build with feature `dpdk`.
     Dpdk(DpdkConfig),
+    /// A device over an RDMA NIC; needs a build with feature `rdma`.
+    Rdma(RdmaConfig),
     /// One end of an in-memory link.
     Mem(Box<MemDevice>),
     /// Any other device.
@@ -40,6 +43,7 @@ impl DeviceConfig {
     pub fn frame_size(&self) -> FrameSize {
         match self {
             Self::Dpdk(_) => dpdk::RECOMMENDED_FRAME_SIZE,
+            Self::Rdma(_) => FrameSize::K4,
             _ => FrameSize::K2,
         }
     }
@@ -115,6 +119,7 @@ impl DeviceConfig {
             Self::Packet(config) => Self::Packet(config.clone()),
             Self::Tap(config) => Self::Tap(config.clone()),
             Self::Dpdk(config) => Self::Dpdk(config.clone()),
+            Self::Rdma(config) => Self::Rdma(config.clone()),
             Self::Mem(_) | Self::Custom(_) => {
                 let used = || io::Error::other("this device can be opened only once");
                 std::mem::replace(self, Self::Custom(Box::new(move |_| Err(used()))))
@@ -152,5 +157,11 @@ impl From<TapConfig> for DeviceConfig {
 impl From<DpdkConfig> for DeviceConfig {
     fn from(config: DpdkConfig) -> Self {
         Self::Dpdk(config)
+    }
+}
+
+impl From<RdmaConfig> for DeviceConfig {
+    fn from(config: RdmaConfig) -> Self {
+        Self::Rdma(config)
     }
 }

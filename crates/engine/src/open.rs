@@ -9,6 +9,7 @@ use tidegate_device::dpdk::DpdkError;
 use tidegate_device::netlink::NetlinkError;
 #[cfg(feature = "packet")]
 use tidegate_device::packet::PacketError;
+use tidegate_device::rdma::RdmaError;
 use tidegate_device::tap::TapError;
 #[cfg(feature = "xdp")]
 use tidegate_device::xdp::XdpError;
@@ -277,6 +278,9 @@ pub enum OpenError {
     /// The DPDK device cannot be opened.
     #[error(transparent)]
     Dpdk(#[from] DpdkError),
+    /// The RDMA device cannot be opened.
+    #[error(transparent)]
+    Rdma(#[from] RdmaError),
     /// The kernel's configuration cannot be read.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),

@@ -10,7 +10,7 @@ mod packet;
 mod xdp;
 
 use tidegate_device::tap::TapDevice;
-use tidegate_device::{Device, HandoverState, dpdk};
+use tidegate_device::{Device, HandoverState, dpdk, rdma};
 use tidegate_memory::Arena;
 
 use crate::placement::on_node;
@@ -65,6 +65,7 @@ fn open(
             _ => TapDevice::open(&tap, arena)?,
         }),
         DeviceConfig::Dpdk(config) => dpdk::open(&config, arena)?,
+        DeviceConfig::Rdma(config) => rdma::open(&config, arena)?,
         DeviceConfig::Mem(device) => device,
         DeviceConfig::Custom(open) => open(arena).map_err(OpenError::Io)?,
     })

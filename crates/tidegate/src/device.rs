@@ -39,6 +39,11 @@ pub mod packet {
     pub use tidegate_device::packet::PacketConfig;
 }
 
+/// Devices over RDMA NICs.
+pub mod rdma {
+    pub use tidegate_device::rdma::{RdmaConfig, RdmaError};
+}
+
 /// TAP devices.
 pub mod tap {
     pub use tidegate_device::tap::TapConfig;

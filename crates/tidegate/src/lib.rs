@@ -20,6 +20,7 @@
 //! * `tokio`: futures with the traits of tokio.
 //! * `serde`: [`host::HostConfig`] as data, for another process.
 //! * `dpdk`: devices of DPDK; needs libdpdk-dev.
+//! * `rdma`: devices over RDMA NICs; needs libibverbs-dev.
 //!
 //! # Examples
 //! ```

@@ -24,6 +24,9 @@ impl KeptCapabilities {
         // A device closed for an upgrade is opened again if the new daemon fails.
         let reopen = CapabilitySet::NET_RAW | CapabilitySet::IPC_LOCK;
         let device = match host.io_kind() {
+            // A NIC's driver in the kernel refuses requests of a process whose rights have changed
+            // since it opened the device.
+            IoKind::Device(HostDevice::Rdma(_)) => return Self(CapabilitySet::all()),
             IoKind::Device(HostDevice::Auto | HostDevice::Xdp) => xdp | reopen,
             // The ports that it diverts change.
             IoKind::Device(HostDevice::Packet) if host.is_shared() => xdp | reopen,
@@ -48,6 +51,9 @@ impl KeptCapabilities {
     /// Drops all other capabilities, for the calling thread and the threads that it starts.
     pub(crate) fn drop_all_others(self) -> io::Result<()> {
         rustix::thread::set_no_new_privs(true)?;
+        if self.0.is_all() {
+            return Ok(());
+        }
         let has = rustix::thread::capabilities(None)?;
         rustix::thread::clear_ambient_capability_set()?;
         if has.effective.contains(CapabilitySet::SETPCAP) {
@@ -64,6 +70,9 @@ impl KeptCapabilities {
 
     /// Returns the names, as `capsh` and systemd write them.
     pub(crate) fn names(self) -> String {
+        if self.0.is_all() {
+            return "all capabilities".to_owned();
+        }
         let names: Vec<String> =
             self.0.iter_names().map(|(name, _)| format!("CAP_{name}")).collect();
         if names.is_empty() { "no capability".to_owned() } else { names.join(" ") }
@@ -84,6 +93,7 @@ mod tests {
         assert_eq!(kept_for("io = 'packet'\nshared = true"), kept_for("io = 'xdp'\nshared = true"));
         assert_eq!(kept_for("port = 'tap'").names(), "CAP_SYS_NICE");
         assert_eq!(kept_for("port = 'dpdk:net_memif0'").names(), "CAP_SYS_NICE");
+        assert_eq!(kept_for("io = 'rdma:rxe0'").names(), "all capabilities");
         assert_eq!(
             kept_for("port = 'dpdk:net_af_packet0,iface=x'").names(),
             "CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_SYS_NICE"

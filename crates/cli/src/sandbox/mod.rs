@@ -38,7 +38,7 @@ const NICE_LIMIT: u64 = 30;
 pub(crate) struct UserOption {
     /// User that a process started by root becomes once it is ready, without any capability; `root`
     /// keeps root's privileges [default: tidegate, or nobody if there is no such user; root with
-    /// DPDK, and with XDP before Linux 5.19]
+    /// DPDK and RDMA, and with XDP before Linux 5.19]
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
 }
@@ -48,6 +48,8 @@ pub(crate) struct UserOption {
 pub(crate) enum Obstacle {
     /// The device is one of DPDK.
     Dpdk,
+    /// The device is over an RDMA NIC.
+    Rdma,
     /// The kernel lets no other process change the maps of an XDP program.
     BpfMaps,
 }
@@ -57,6 +59,7 @@ impl Obstacle {
     pub(crate) fn of(device: &IoKind) -> Option<Self> {
         match device {
             IoKind::Device(HostDevice::Dpdk(_)) => Some(Self::Dpdk),
+            IoKind::Device(HostDevice::Rdma(_)) => Some(Self::Rdma),
             IoKind::Device(HostDevice::Auto | HostDevice::Xdp) => Self::of_xdp(),
             IoKind::Device(HostDevice::Packet | HostDevice::Tap) | IoKind::Kernel => None,
         }
@@ -75,6 +78,7 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Dpdk => "a driver of DPDK needs its privileges for as long as it runs",
+            Self::Rdma => "a driver of RDMA needs its privileges for as long as it runs",
             Self::BpfMaps => {
                 "before Linux 5.19 only root may change the maps of an XDP program, unless \
                  `sysctl kernel.unprivileged_bpf_disabled` is 0"

@@ -56,7 +56,7 @@ pub struct HostConfig {
     /// I/O method; automatic by default. AF_XDP and AF_PACKET need the features `xdp` and `packet`.
     #[cfg_attr(feature = "serde", serde(with = "serialize::text"))]
     pub io: HostDevice,
-    /// Network interface; required except for DPDK.
+    /// Network interface; required except for DPDK and RDMA.
     pub iface: Option<String>,
     /// Addresses of the stack's own, with their prefix lengths.
     #[cfg_attr(feature = "serde", serde(with = "serialize::texts"))]
@@ -208,7 +208,9 @@ impl HostConfig {
 
     fn device_config(&self, gate: &gate::Config) -> Result<DeviceConfig, HostConfigError> {
         let segmentation = self.segmentation;
-        if segmentation && matches!(self.io, HostDevice::Auto | HostDevice::Xdp) {
+        if segmentation
+            && matches!(self.io, HostDevice::Auto | HostDevice::Xdp | HostDevice::Rdma(_))
+        {
             return Err(HostConfigError::SegmentationOnXdp);
         }
         if self.queue_count.is_some() && !matches!(self.io, HostDevice::Dpdk(_)) {
@@ -227,6 +229,10 @@ impl HostConfig {
                     config.clone().queues(queues).segmentation(segmentation).into()
                 }
                 Some(iface) => return Err(HostConfigError::InterfaceWithDpdk(iface.clone())),
+            },
+            HostDevice::Rdma(config) => match &self.iface {
+                None => config.clone().into(),
+                Some(iface) => return Err(HostConfigError::InterfaceWithRdma(iface.clone())),
             },
         })
     }

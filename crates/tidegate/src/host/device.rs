@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use tidegate_device::dpdk::DpdkConfig;
+use tidegate_device::rdma::RdmaConfig;
 
 use super::error::HostConfigError;
 
@@ -22,23 +23,26 @@ pub enum HostDevice {
     Tap,
     /// A DPDK device; needs a build with feature `dpdk`.
     Dpdk(DpdkConfig),
+    /// A device over an RDMA NIC; needs a build with feature `rdma`.
+    Rdma(RdmaConfig),
 }
 
 impl FromStr for HostDevice {
     type Err = HostConfigError;
 
-    /// Parses `auto`, `xdp`, `packet`, `tap`, or `dpdk:` followed by a device and its arguments (see
-    /// [`DpdkConfig`]).
+    /// Parses `auto`, `xdp`, `packet`, `tap`, `dpdk:` followed by a device and its arguments (see
+    /// [`DpdkConfig`]), or `rdma:` followed by a device (see [`RdmaConfig`]).
     fn from_str(text: &str) -> Result<Self, HostConfigError> {
-        match (text, text.strip_prefix("dpdk:")) {
-            ("auto", _) => Ok(Self::Auto),
-            ("xdp", _) => Ok(Self::Xdp),
-            ("packet", _) => Ok(Self::Packet),
-            ("tap", _) => Ok(Self::Tap),
-            (_, Some(device)) => {
+        match text.split_once(':').unwrap_or((text, "")) {
+            ("auto", "") => Ok(Self::Auto),
+            ("xdp", "") => Ok(Self::Xdp),
+            ("packet", "") => Ok(Self::Packet),
+            ("tap", "") => Ok(Self::Tap),
+            ("dpdk", device) if text.contains(':') => {
                 let Ok(config) = device.parse();
                 Ok(Self::Dpdk(config))
             }
+            ("rdma", device) => Ok(Self::Rdma(device.parse()?)),
             _ => Err(HostConfigError::UnknownDevice(text.to_owned())),
         }
     }
@@ -52,6 +56,7 @@ impl fmt::Display for HostDevice {
             Self::Packet => f.write_str("packet"),
             Self::Tap => f.write_str("tap"),
             Self::Dpdk(config) => write!(f, "dpdk:{config}"),
+            Self::Rdma(config) => write!(f, "rdma:{config}"),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use tidegate_device::rdma::RdmaError;
 use tidegate_wire::IpCidr;
 
 /// Error in a [`HostConfig`](super::HostConfig): the field at fault, and its remedy.
@@ -12,7 +13,7 @@ use tidegate_wire::IpCidr;
 pub enum HostConfigError {
     /// The text names no I/O method.
     #[error(
-        "{0:?} is not an I/O method: expected auto, xdp, packet, tap, dpdk:DEVICE or, where \
+        "{0:?} is not an I/O method: expected auto, xdp, packet, tap, dpdk:DEVICE, rdma:DEVICE or, where \
          supported, kernel"
     )]
     UnknownDevice(String),
@@ -49,9 +50,9 @@ pub enum HostConfigError {
     /// The device needs an interface, and none is named.
     #[error("no network interface: name the interface; `ip link` lists them")]
     NoInterface,
-    /// AF_XDP cannot segment.
+    /// AF_XDP and RDMA NICs cannot segment.
     #[error(
-        "segmentation needs AF_PACKET, TAP or DPDK: AF_XDP passes frames as they are on the wire"
+        "segmentation needs AF_PACKET, TAP or DPDK: AF_XDP and RDMA pass frames as they are on the wire"
     )]
     SegmentationOnXdp,
     /// A number of queues is set for a device other than DPDK's.
@@ -63,6 +64,12 @@ pub enum HostConfigError {
          dpdk:net_af_packet0,iface={0}"
     )]
     InterfaceWithDpdk(String),
+    /// An interface, the value, is named beside an RDMA device.
+    #[error("interface {0}: with RDMA the device stands for its interface, as rdma:rxe0")]
+    InterfaceWithRdma(String),
+    /// The RDMA device is not named as it should be.
+    #[error(transparent)]
+    Rdma(#[from] RdmaError),
     /// The capture file cannot be created.
     #[error("{}: {source}", path.display())]
     Capture {
