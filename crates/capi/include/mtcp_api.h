@@ -82,6 +82,8 @@ int mtcp_accept(mctx_t mctx, int sockid, struct sockaddr *addr, socklen_t *addrl
 int mtcp_init_rss(mctx_t mctx, in_addr_t saddr_base, int num_addr, in_addr_t daddr,
                   in_addr_t dport);
 int mtcp_connect(mctx_t mctx, int sockid, const struct sockaddr *addr, socklen_t addrlen);
+/* The end to read from, then the end to write to. In epoll sets as sockets are. */
+int mtcp_pipe(mctx_t mctx, int pipeid[2]);
 int mtcp_close(mctx_t mctx, int sockid);
 /* Closes with RST. */
 int mtcp_abort(mctx_t mctx, int sockid);

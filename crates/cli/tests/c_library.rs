@@ -21,6 +21,7 @@ const MTCP_SERVER: &str = "examples/mtcp_server.c";
 const MTCP_GET: &str = "examples/mtcp_get.c";
 const FF_SERVER: &str = "examples/ff_server.c";
 const RING_ECHO: &str = "examples/ring_echo.c";
+const MTCP_PIPE: &str = "tests/programs/mtcp_pipe.c";
 const ZERO_COPY: &str = "tests/programs/zero_copy.c";
 
 #[test]
@@ -140,6 +141,19 @@ fn mtcp_server_answers_real_clients() {
     let daemon = Daemon::start(&testbed, &[]);
     let lines = format!("io = daemon\nsocket = {}\n", daemon.socket().display());
     check(&testbed, &mtcp_config(folder.path(), &lines), "2");
+}
+
+#[test]
+fn mtcp_pipes_join_threads_and_stand_in_epoll_sets() {
+    if !is_root("c_library") || !has_programs("c_library", &["cc"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), MTCP_PIPE, &[]);
+    let testbed = Testbed::shared();
+    let lines = format!("io = dpdk\nport = {}\n", testbed.device());
+    let mut command = testbed.server().command(program.to_str().unwrap());
+    assert_eq!(output_of(command.arg(mtcp_config(folder.path(), &lines))), "passed\n");
 }
 
 #[test]

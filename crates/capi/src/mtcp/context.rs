@@ -3,13 +3,14 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use libc::c_int;
 use tidegate::{CongestionControl, Net};
 
 use super::config::{self, MtcpConf};
+use super::pipe::PipeEnd;
 use crate::socket::{Socket, lock, os_error};
 use crate::{descriptors, stack};
 
@@ -31,37 +32,58 @@ static PROCESS: Mutex<Process> = Mutex::new(Process { numbers: None, opened: Non
 /// Contexts are never freed: a program may use one that it has destroyed.
 static CONTEXTS: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 
-/// Descriptors by socket identifier. Identifiers are small, since programs of mTCP index arrays of
+/// Object of a socket identifier.
+#[derive(Clone)]
+pub(super) enum Named {
+    /// Descriptor of a socket or an epoll set of the library.
+    Fd(c_int),
+    Pipe(Arc<PipeEnd>),
+}
+
+impl Named {
+    /// Closes the object, or this name of it.
+    ///
+    /// # Errors
+    /// `EBADF` for a descriptor that was closed by another name.
+    pub(super) fn close(self) -> io::Result<()> {
+        match self {
+            Self::Fd(fd) => descriptors::close(fd),
+            Self::Pipe(_) => Ok(()),
+        }
+    }
+}
+
+/// Objects by socket identifier. Identifiers are small, since programs of mTCP index arrays of
 /// `max_concurrency` elements by them.
 #[derive(Default)]
 struct Identifiers {
-    fds: Vec<Option<c_int>>,
+    objects: Vec<Option<Named>>,
     free: Vec<usize>,
 }
 
 impl Identifiers {
     fn len(&self) -> usize {
-        self.fds.len() - self.free.len()
+        self.objects.len() - self.free.len()
     }
 
-    fn add(&mut self, fd: c_int) -> usize {
+    fn add(&mut self, object: Named) -> usize {
         let identifier = self.free.pop().unwrap_or_else(|| {
-            self.fds.push(None);
-            self.fds.len() - 1
+            self.objects.push(None);
+            self.objects.len() - 1
         });
-        self.fds[identifier] = Some(fd);
+        self.objects[identifier] = Some(object);
         identifier
     }
 
-    fn get(&self, identifier: c_int) -> Option<c_int> {
-        *self.fds.get(usize::try_from(identifier).ok()?)?
+    fn get(&self, identifier: c_int) -> Option<&Named> {
+        self.objects.get(usize::try_from(identifier).ok()?)?.as_ref()
     }
 
-    fn remove(&mut self, identifier: c_int) -> Option<c_int> {
+    fn remove(&mut self, identifier: c_int) -> Option<Named> {
         let index = usize::try_from(identifier).ok()?;
-        let fd = self.fds.get_mut(index)?.take()?;
+        let object = self.objects.get_mut(index)?.take()?;
         self.free.push(index);
-        Some(fd)
+        Some(object)
     }
 }
 
@@ -157,19 +179,19 @@ impl Context {
     pub(super) fn destroy(&self) {
         self.is_destroyed.store(true, Ordering::Relaxed);
         let identifiers = std::mem::take(&mut *lock(&self.identifiers));
-        for fd in identifiers.fds.into_iter().flatten() {
+        for object in identifiers.objects.into_iter().flatten() {
             // Fails for a descriptor that was closed by another name.
-            let _ = descriptors::close(fd);
+            let _ = object.close();
         }
     }
 
-    /// Checks that the context may have another socket.
+    /// Checks that the context may have `more` sockets.
     ///
     /// # Errors
     /// `ENFILE`.
-    pub(super) fn check_space(&self) -> io::Result<()> {
+    pub(super) fn check_space(&self, more: usize) -> io::Result<()> {
         let max = numbers().max_concurrency.max(0).unsigned_abs() as usize;
-        match lock(&self.identifiers).len() < max {
+        match lock(&self.identifiers).len() + more <= max {
             true => Ok(()),
             false => Err(os_error(libc::ENFILE)),
         }
@@ -180,23 +202,42 @@ impl Context {
     /// # Errors
     /// None: identifiers are fewer than descriptors.
     pub(super) fn add(&self, fd: c_int) -> io::Result<c_int> {
-        let identifier = lock(&self.identifiers).add(fd);
+        self.add_object(Named::Fd(fd))
+    }
+
+    /// Adds an object; returns its identifier.
+    ///
+    /// # Errors
+    /// As [`Context::add`].
+    pub(super) fn add_object(&self, object: Named) -> io::Result<c_int> {
+        let identifier = lock(&self.identifiers).add(object);
         c_int::try_from(identifier).map_err(|_| os_error(libc::ENFILE))
     }
 
-    /// Descriptor of an identifier.
+    /// Object of an identifier.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub(super) fn object(&self, identifier: c_int) -> io::Result<Named> {
+        lock(&self.identifiers).get(identifier).cloned().ok_or_else(|| os_error(libc::EBADF))
+    }
+
+    /// Descriptor of an identifier: of the kernel for the end of a pipe.
     ///
     /// # Errors
     /// `EBADF`.
     pub(super) fn fd(&self, identifier: c_int) -> io::Result<c_int> {
-        lock(&self.identifiers).get(identifier).ok_or_else(|| os_error(libc::EBADF))
+        Ok(match self.object(identifier)? {
+            Named::Fd(fd) => fd,
+            Named::Pipe(end) => end.fd(),
+        })
     }
 
-    /// Removes an identifier; returns its descriptor.
+    /// Removes an identifier; returns its object.
     ///
     /// # Errors
     /// `EBADF`.
-    pub(super) fn remove(&self, identifier: c_int) -> io::Result<c_int> {
+    pub(super) fn remove(&self, identifier: c_int) -> io::Result<Named> {
         lock(&self.identifiers).remove(identifier).ok_or_else(|| os_error(libc::EBADF))
     }
 
@@ -236,12 +277,11 @@ mod tests {
     #[test]
     fn identifiers_are_small_and_used_again() {
         let mut identifiers = Identifiers::default();
-        assert_eq!((identifiers.add(100), identifiers.add(200)), (0, 1));
-        assert_eq!(
-            (identifiers.get(1), identifiers.get(2), identifiers.get(-1)),
-            (Some(200), None, None)
-        );
-        assert_eq!((identifiers.remove(0), identifiers.remove(0)), (Some(100), None));
-        assert_eq!((identifiers.len(), identifiers.add(300)), (1, 0));
+        assert_eq!((identifiers.add(Named::Fd(100)), identifiers.add(Named::Fd(200))), (0, 1));
+        assert!(matches!(identifiers.get(1), Some(Named::Fd(200))));
+        assert!(identifiers.get(2).is_none() && identifiers.get(-1).is_none());
+        assert!(matches!(identifiers.remove(0), Some(Named::Fd(100))));
+        assert!(identifiers.remove(0).is_none());
+        assert_eq!((identifiers.len(), identifiers.add(Named::Fd(300))), (1, 0));
     }
 }

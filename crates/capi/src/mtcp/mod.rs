@@ -2,21 +2,24 @@
 
 mod config;
 mod context;
+mod pipe;
 
 use std::ffi::{CStr, OsStr};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use libc::{
     c_char, c_int, c_ulong, c_void, epoll_event, in_addr_t, iovec, size_t, sockaddr, socklen_t,
     ssize_t,
 };
-use tidegate_posix::arguments::ms_timeout;
+use tidegate_posix::arguments::{self, ms_timeout};
 
 use self::config::MtcpConf;
-use self::context::Context;
+use self::context::{Context, Named};
+use self::pipe::PipeEnd;
 use crate::boundary::export;
 use crate::calls::{socket, transfer, wait};
 use crate::socket::os_error;
@@ -66,7 +69,7 @@ unsafe fn ioctl(
 unsafe fn epoll_create(mctx: *mut Context, flags: c_int) -> io::Result<c_int> {
     // SAFETY: guaranteed by the caller.
     let context = unsafe { context(mctx) }?;
-    context.check_space()?;
+    context.check_space(1)?;
     context.add(wait::epoll_create(&context.net, flags)?)
 }
 
@@ -92,6 +95,43 @@ unsafe fn epoll_wait(
         unsafe { events.add(at).write(event) };
     }
     Ok(count)
+}
+
+/// Number of buffers from C.
+///
+/// # Errors
+/// `EINVAL` for a negative number, `EFAULT` for no buffers.
+fn buffer_count(iov: *const iovec, count: c_int) -> io::Result<usize> {
+    match usize::try_from(count) {
+        Ok(1..) if iov.is_null() => Err(os_error(libc::EFAULT)),
+        count => count.map_err(|_| os_error(libc::EINVAL)),
+    }
+}
+
+/// Reads from the end of a pipe.
+unsafe fn read_pipe(
+    context: &Context,
+    end: &PipeEnd,
+    iov: *const iovec,
+    count: c_int,
+) -> io::Result<usize> {
+    let count = buffer_count(iov, count)?;
+    // SAFETY: guaranteed by the caller.
+    let buffers = unsafe { arguments::read_buffers(iov, count) };
+    end.read(&context.net, &mut buffers.ok_or_else(|| os_error(libc::EINVAL))?)
+}
+
+/// Writes to the end of a pipe.
+unsafe fn write_pipe(
+    context: &Context,
+    end: &PipeEnd,
+    iov: *const iovec,
+    count: c_int,
+) -> io::Result<usize> {
+    let count = buffer_count(iov, count)?;
+    // SAFETY: guaranteed by the caller.
+    let data = unsafe { arguments::write_buffers(iov, count) };
+    end.write(&context.net, &data.ok_or_else(|| os_error(libc::EINVAL))?)
 }
 
 export! {
@@ -140,15 +180,17 @@ export! {
     /// Creates a socket.
     mtcp_socket(mctx: *mut Context, domain: c_int, type_: c_int, protocol: c_int) -> c_int = number {
         let context = context(mctx)?;
-        context.check_space()?;
+        context.check_space(1)?;
         let fd = socket::socket(&context.net, domain, type_, protocol)?;
         context.configure(&*descriptors::socket(fd)?);
         context.add(fd)
     }
     /// Makes a socket non-blocking.
     mtcp_setsock_nonblock(mctx: *mut Context, sockid: c_int) -> c_int = status {
-        let fd = context(mctx)?.fd(sockid)?;
-        descriptors::socket(fd)?.set_nonblocking(true);
+        match context(mctx)?.object(sockid)? {
+            Named::Fd(fd) => descriptors::socket(fd)?.set_nonblocking(true),
+            Named::Pipe(end) => end.set_nonblocking(),
+        }
         Ok(())
     }
     /// Binds a socket.
@@ -174,7 +216,7 @@ export! {
         addrlen: *mut socklen_t,
     ) -> c_int = number {
         let context = context(mctx)?;
-        context.check_space()?;
+        context.check_space(1)?;
         context.add(socket::accept(context.fd(sockid)?, addr, addrlen, 0, false)?)
     }
     /// Sets the addresses to connect from.
@@ -210,11 +252,14 @@ export! {
     }
     /// Closes a socket or an epoll set.
     mtcp_close(mctx: *mut Context, sockid: c_int) -> c_int = status {
-        descriptors::close(context(mctx)?.remove(sockid)?)
+        context(mctx)?.remove(sockid)?.close()
     }
     /// Closes with RST.
     mtcp_abort(mctx: *mut Context, sockid: c_int) -> c_int = status {
-        socket::abort(context(mctx)?.remove(sockid)?)
+        match context(mctx)?.remove(sockid)? {
+            Named::Fd(fd) => socket::abort(fd),
+            pipe => pipe.close(),
+        }
     }
     /// Local address.
     mtcp_getsockname(
@@ -270,8 +315,11 @@ export! {
     }
     /// Receives.
     mtcp_read(mctx: *mut Context, sockid: c_int, buf: *mut c_char, len: size_t) -> ssize_t = bytes {
-        let fd = context(mctx)?.fd(sockid)?;
-        transfer::recv(fd, buf.cast(), len, 0)
+        let context = context(mctx)?;
+        match context.object(sockid)? {
+            Named::Fd(fd) => transfer::recv(fd, buf.cast(), len, 0),
+            Named::Pipe(end) => read_pipe(context, &end, &iovec { iov_base: buf.cast(), iov_len: len }, 1),
+        }
     }
     /// Receives, with flags.
     mtcp_recv(
@@ -286,18 +334,37 @@ export! {
     }
     /// Receives into several buffers.
     mtcp_readv(mctx: *mut Context, sockid: c_int, iov: *const iovec, num_iov: c_int) -> c_int = count {
-        let fd = context(mctx)?.fd(sockid)?;
-        transfer::readv(fd, iov, num_iov)
+        let context = context(mctx)?;
+        match context.object(sockid)? {
+            Named::Fd(fd) => transfer::readv(fd, iov, num_iov),
+            Named::Pipe(end) => read_pipe(context, &end, iov, num_iov),
+        }
     }
     /// Sends.
     mtcp_write(mctx: *mut Context, sockid: c_int, buf: *const c_char, len: size_t) -> ssize_t = bytes {
-        let fd = context(mctx)?.fd(sockid)?;
-        transfer::send(fd, buf.cast(), len, 0)
+        let context = context(mctx)?;
+        match context.object(sockid)? {
+            Named::Fd(fd) => transfer::send(fd, buf.cast(), len, 0),
+            Named::Pipe(end) => write_pipe(context, &end, &iovec { iov_base: buf.cast_mut().cast(), iov_len: len }, 1),
+        }
     }
     /// Sends several buffers.
     mtcp_writev(mctx: *mut Context, sockid: c_int, iov: *const iovec, num_iov: c_int) -> c_int = count {
-        let fd = context(mctx)?.fd(sockid)?;
-        transfer::writev(fd, iov, num_iov)
+        let context = context(mctx)?;
+        match context.object(sockid)? {
+            Named::Fd(fd) => transfer::writev(fd, iov, num_iov),
+            Named::Pipe(end) => write_pipe(context, &end, iov, num_iov),
+        }
+    }
+    /// Creates a pipe: the end to read from, then the end to write to.
+    mtcp_pipe(mctx: *mut Context, pipeid: *mut c_int) -> c_int = status {
+        let context = context(mctx)?;
+        let ends = pipeid.cast::<[c_int; 2]>().as_mut().ok_or_else(|| os_error(libc::EFAULT))?;
+        context.check_space(2)?;
+        let (reader, writer) = PipeEnd::pair()?;
+        let add = |end| context.add_object(Named::Pipe(Arc::new(end)));
+        *ends = [add(reader)?, add(writer)?];
+        Ok(())
     }
     /// Creates an epoll set.
     mtcp_epoll_create(mctx: *mut Context, size: c_int) -> c_int = number {
