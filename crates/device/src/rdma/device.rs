@@ -16,7 +16,7 @@ use super::{GROUP, RdmaConfig, RdmaError};
 use crate::buffer::LINK_HEADER_BYTES;
 use crate::{Burst, Capabilities, Device, DeviceCounters};
 
-/// Buffers that wait for messages.
+/// Most buffers that wait for messages.
 const RECEIVE_DEPTH: usize = 512;
 /// Messages that the device has taken and not yet sent.
 const SEND_DEPTH: usize = 256;
@@ -35,7 +35,9 @@ pub struct RdmaDevice {
     found: Receiver<(Gid, Option<Path>)>,
     /// Messages found while preparing to sleep.
     early: Fifo<Received>,
+    /// Buffers that wait for messages, and the most that may.
     posted: usize,
+    receive_depth: usize,
     unsent: usize,
     /// Membership of the kernel in the group: without it the kernel drops the group's packets.
     _membership: UdpSocket,
@@ -97,6 +99,8 @@ impl RdmaDevice {
             found,
             early: Fifo::new(),
             posted: 0,
+            // The rest is for frames to send, and for those that sockets hold.
+            receive_depth: RECEIVE_DEPTH.min(arena.capacity() / 2),
             unsent: 0,
             endpoint,
             _membership: membership,
@@ -105,9 +109,9 @@ impl RdmaDevice {
 
     /// Hands over buffers for as many messages as there is space for.
     fn refill(&mut self, arena: &mut Arena) {
-        while self.posted < RECEIVE_DEPTH {
+        while self.posted < self.receive_depth {
             let (mut offsets, mut count) = ([0; BURST], 0);
-            for slot in offsets.iter_mut().take(RECEIVE_DEPTH - self.posted) {
+            for slot in offsets.iter_mut().take(self.receive_depth - self.posted) {
                 let Some(frame) = arena.alloc() else { break };
                 *slot = arena.lend(frame);
                 count += 1;
