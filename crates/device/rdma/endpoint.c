@@ -54,7 +54,7 @@ static struct ibv_context *open_context(const char *name) {
 }
 
 /* Finds a link-local IPv6 address by RoCE version 2. */
-static int choose_gid(struct rdma_endpoint *endpoint, struct rdma_facts *facts) {
+static int choose_gid(struct rdma_endpoint *endpoint, struct rdma_info *info) {
     static const uint8_t link_local[8] = {0xfe, 0x80};
     struct ibv_gid_entry entries[MAX_GIDS];
     ssize_t count = ibv_query_gid_table(endpoint->context, entries, MAX_GIDS, 0);
@@ -63,8 +63,8 @@ static int choose_gid(struct rdma_endpoint *endpoint, struct rdma_facts *facts) 
         if (entry->port_num == endpoint->port && entry->gid_type == IBV_GID_TYPE_ROCE_V2 &&
             !memcmp(entry->gid.raw, link_local, sizeof link_local)) {
             endpoint->gid_index = (uint8_t)entry->gid_index;
-            memcpy(facts->gid, entry->gid.raw, RDMA_GID_BYTES);
-            facts->interface = entry->ndev_ifindex;
+            memcpy(info->gid, entry->gid.raw, RDMA_GID_BYTES);
+            info->interface = entry->ndev_ifindex;
             return 0;
         }
     }
@@ -119,7 +119,7 @@ static int set_nonblocking(int fd) {
 
 /* Returns the step that failed; null if none did. */
 static const char *prepare(struct rdma_endpoint *endpoint, const struct rdma_settings *settings,
-                           struct rdma_facts *facts) {
+                           struct rdma_info *info) {
     struct ibv_port_attr port;
     if (!(endpoint->context = open_context(settings->device)))
         return "open the device";
@@ -128,12 +128,12 @@ static const char *prepare(struct rdma_endpoint *endpoint, const struct rdma_set
     errno = ENETDOWN;
     if (port.state != IBV_PORT_ACTIVE)
         return "use the port, which is down";
-    facts->message_bytes = 128u << port.active_mtu;
-    if (choose_gid(endpoint, facts))
+    info->message_bytes = 128u << port.active_mtu;
+    if (choose_gid(endpoint, info))
         return "find a link-local IPv6 address with RoCE version 2";
     if (!(endpoint->domain = ibv_alloc_pd(endpoint->context)))
         return "allocate a protection domain";
-    endpoint->rest_len = facts->message_bytes;
+    endpoint->rest_len = info->message_bytes;
     if (!(endpoint->rest_bytes = malloc(endpoint->rest_len)))
         return "allocate memory";
     endpoint->memory = ibv_reg_mr(endpoint->domain, settings->memory, settings->memory_bytes,
@@ -145,7 +145,7 @@ static const char *prepare(struct rdma_endpoint *endpoint, const struct rdma_set
     if (!(endpoint->channel = ibv_create_comp_channel(endpoint->context)) ||
         set_nonblocking(endpoint->channel->fd))
         return "create a channel of events";
-    facts->event_fd = endpoint->channel->fd;
+    info->event_fd = endpoint->channel->fd;
     endpoint->received = ibv_create_cq(endpoint->context, (int)settings->receive_depth, NULL,
                                        endpoint->channel, 0);
     endpoint->sent =
@@ -154,7 +154,7 @@ static const char *prepare(struct rdma_endpoint *endpoint, const struct rdma_set
         return "create completion queues";
     if (make_queue_pair(endpoint, settings))
         return "create a queue pair for datagrams";
-    facts->queue_pair = endpoint->queue_pair->qp_num;
+    info->queue_pair = endpoint->queue_pair->qp_num;
     union ibv_gid group;
     memcpy(group.raw, settings->group, RDMA_GID_BYTES);
     if ((errno = ibv_attach_mcast(endpoint->queue_pair, &group, 0)))
@@ -164,7 +164,7 @@ static const char *prepare(struct rdma_endpoint *endpoint, const struct rdma_set
     return NULL;
 }
 
-struct rdma_endpoint *rdma_open(const struct rdma_settings *settings, struct rdma_facts *facts,
+struct rdma_endpoint *rdma_open(const struct rdma_settings *settings, struct rdma_info *info,
                                 const char **step) {
     struct rdma_endpoint *endpoint = calloc(1, sizeof *endpoint);
     *step = "allocate memory";
@@ -173,7 +173,7 @@ struct rdma_endpoint *rdma_open(const struct rdma_settings *settings, struct rdm
     endpoint->base = settings->memory;
     endpoint->buffer_bytes = settings->buffer_bytes;
     endpoint->port = settings->port;
-    if ((*step = prepare(endpoint, settings, facts))) {
+    if ((*step = prepare(endpoint, settings, info))) {
         int error = errno;
         rdma_close(endpoint);
         errno = error;

@@ -28,7 +28,7 @@ struct rdma_settings {
     uint8_t port;
 };
 
-struct rdma_facts {
+struct rdma_info {
     uint8_t gid[RDMA_GID_BYTES];
     uint32_t queue_pair;
     /* Longest message. */
@@ -57,7 +57,7 @@ struct rdma_message {
 };
 
 /* Opens the device. On failure returns null, with the step in `step` and the reason in errno. */
-struct rdma_endpoint *rdma_open(const struct rdma_settings *settings, struct rdma_facts *facts,
+struct rdma_endpoint *rdma_open(const struct rdma_settings *settings, struct rdma_info *info,
                                 const char **step);
 
 /* Hands over buffers for messages; returns how many were taken. Each is filled from its offset on,

@@ -1,17 +1,19 @@
 //! The device: frames as datagrams of a queue pair.
 
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use rustix::net::sockopt::set_ipv6_add_membership;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidegate_memory::{Arena, Fifo, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, EthernetHeader, MacAddr, Medium};
 
 use super::peers::Peers;
-use super::sys::{BURST, Endpoint, Facts, Gid, Message, Path, PathFinder, Received, Settings};
+use super::sys::{
+    BURST, Endpoint, EndpointInfo, Gid, Message, Path, PathFinder, Received, Settings,
+};
 use super::{GROUP, RdmaConfig, RdmaError};
 use crate::buffer::LINK_HEADER_BYTES;
 use crate::{Burst, Capabilities, Device, DeviceCounters};
@@ -40,7 +42,7 @@ pub struct RdmaDevice {
     receive_depth: usize,
     unsent: usize,
     /// Membership of the kernel in the group: without it the kernel drops the group's packets.
-    _membership: UdpSocket,
+    _membership: OwnedFd,
 }
 
 impl RdmaDevice {
@@ -64,14 +66,14 @@ impl RdmaDevice {
         };
         let opened = Endpoint::open(&settings, arena);
         let (endpoint, finder) = opened.map_err(|(step, error)| fail(step, error))?;
-        let facts = *endpoint.facts();
-        let mtu = mtu(&facts, buffer_bytes);
+        let info = *endpoint.info();
+        let mtu = mtu(&info, buffer_bytes);
         if mtu < MIN_MTU {
-            let (device, message_bytes) = (config.device.clone(), facts.message_bytes as usize);
+            let (device, message_bytes) = (config.device.clone(), info.message_bytes as usize);
             return Err(RdmaError::SmallMessages { device, message_bytes });
         }
-        let membership = join(facts.interface)
-            .map_err(|error| fail("join the multicast group".into(), error))?;
+        let membership =
+            join(info.interface).map_err(|error| fail("join the multicast group".into(), error))?;
         let (searches, to_find) = sync_channel(MAX_SEARCHES);
         let (to_device, found) = sync_channel(MAX_SEARCHES);
         let finding = thread::Builder::new().name("rdma paths".into());
@@ -83,10 +85,10 @@ impl RdmaDevice {
                 kind: "rdma",
                 detail: format!(
                     "{} port {}, unreliable datagrams of queue pair {}",
-                    config.device, config.port, facts.queue_pair
+                    config.device, config.port, info.queue_pair
                 ),
                 medium: Medium::Ethernet,
-                mac: own_mac(&facts).0,
+                mac: own_mac(&info).0,
                 mtu,
                 receive_checksum: false,
                 transmit_checksum: false,
@@ -170,9 +172,9 @@ impl RdmaDevice {
             let text = format!("the RDMA device has failed with status {}", received.status);
             return Err(io::Error::other(text));
         }
-        let facts = self.endpoint.facts();
+        let info = self.endpoint.info();
         // The group brings this device's own messages, too.
-        let is_own = (received.gid, received.queue_pair) == (facts.gid, facts.queue_pair);
+        let is_own = (received.gid, received.queue_pair) == (info.gid, info.queue_pair);
         let is_long = received.bytes as usize > self.capabilities.mtu + LINK_HEADER_BYTES;
         let len = if is_own || is_long { 0 } else { received.bytes };
         let Some(frame) = arena.reclaim(received.offset, len) else { return Ok(()) };
@@ -192,20 +194,21 @@ impl RdmaDevice {
 }
 
 /// Largest IP packet that fits both in a message and in a buffer.
-fn mtu(facts: &Facts, buffer_bytes: usize) -> usize {
-    (facts.message_bytes as usize).min(buffer_bytes).saturating_sub(LINK_HEADER_BYTES)
+fn mtu(info: &EndpointInfo, buffer_bytes: usize) -> usize {
+    (info.message_bytes as usize).min(buffer_bytes).saturating_sub(LINK_HEADER_BYTES)
 }
 
 /// Locally administered address: the end of the port's address, and the queue pair.
-fn own_mac(facts: &Facts) -> MacAddr {
-    let [.., gid_high, gid_low] = facts.gid;
-    let [_, high, middle, low] = facts.queue_pair.to_be_bytes();
+fn own_mac(info: &EndpointInfo) -> MacAddr {
+    let [.., gid_high, gid_low] = info.gid;
+    let [_, high, middle, low] = info.queue_pair.to_be_bytes();
     MacAddr([0x02, gid_high, gid_low, high, middle, low])
 }
 
 /// Has the kernel accept the group's packets on an interface.
-fn join(interface: u32) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)))?;
+fn join(interface: u32) -> io::Result<OwnedFd> {
+    // Not by the C library, whose sockets are the stack's in an unmodified program.
+    let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     set_ipv6_add_membership(&socket, &GROUP, interface)?;
     Ok(socket)
 }
@@ -313,17 +316,18 @@ mod tests {
 
     #[test]
     fn hardware_addresses_of_two_queue_pairs_differ() {
-        let facts = |queue_pair| Facts { gid: [7; 16], queue_pair, ..Facts::default() };
-        assert_eq!(own_mac(&facts(0x01_0203)), MacAddr([2, 7, 7, 1, 2, 3]));
-        assert!(own_mac(&facts(0xff_ffff)).is_valid_unicast());
-        assert_ne!(own_mac(&facts(17)), own_mac(&facts(18)));
+        let info =
+            |queue_pair| EndpointInfo { gid: [7; 16], queue_pair, ..EndpointInfo::default() };
+        assert_eq!(own_mac(&info(0x01_0203)), MacAddr([2, 7, 7, 1, 2, 3]));
+        assert!(own_mac(&info(0xff_ffff)).is_valid_unicast());
+        assert_ne!(own_mac(&info(17)), own_mac(&info(18)));
     }
 
     #[test]
     fn mtu_fits_message_and_buffer() {
-        let facts = |message_bytes| Facts { message_bytes, ..Facts::default() };
-        assert_eq!(mtu(&facts(4096), 1791), 1791 - LINK_HEADER_BYTES);
-        assert_eq!(mtu(&facts(1024), 1791), 1024 - LINK_HEADER_BYTES);
-        assert_eq!(mtu(&facts(0), 1791), 0);
+        let info = |message_bytes| EndpointInfo { message_bytes, ..EndpointInfo::default() };
+        assert_eq!(mtu(&info(4096), 1791), 1791 - LINK_HEADER_BYTES);
+        assert_eq!(mtu(&info(1024), 1791), 1024 - LINK_HEADER_BYTES);
+        assert_eq!(mtu(&info(0), 1791), 0);
     }
 }

@@ -27,10 +27,10 @@ struct RawSettings {
     port: u8,
 }
 
-/// `struct rdma_facts`: what an endpoint was found to be.
+/// `struct rdma_info`: properties of an endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub struct Facts {
+pub struct EndpointInfo {
     /// Address of the port.
     pub gid: Gid,
     /// Number of the queue pair, of 24 bits.
@@ -118,7 +118,7 @@ struct RawEndpoint {
 unsafe extern "C" {
     fn rdma_open(
         settings: *const RawSettings,
-        facts: *mut Facts,
+        info: *mut EndpointInfo,
         step: *mut *const c_char,
     ) -> *mut RawEndpoint;
     fn rdma_post_buffers(endpoint: *mut RawEndpoint, offsets: *const u64, count: c_int) -> c_int;
@@ -159,7 +159,7 @@ impl Drop for Shared {
 /// Queue pair over the memory of an arena. Dropping it ends all traffic at once.
 pub struct Endpoint {
     shared: Arc<Shared>,
-    facts: Facts,
+    info: EndpointInfo,
 }
 
 /// Finds paths, on a thread that may wait. There is one of each endpoint.
@@ -199,10 +199,10 @@ impl Endpoint {
             send_depth: settings.send_depth,
             port: settings.port,
         };
-        let (mut facts, mut step) = (Facts::default(), ptr::null());
+        let (mut info, mut step) = (EndpointInfo::default(), ptr::null());
         // SAFETY: all three are live; the memory is that of the arena, which `Shared` keeps mapped
         // until the endpoint is closed.
-        let raw = unsafe { rdma_open(&raw_settings, &mut facts, &mut step) };
+        let raw = unsafe { rdma_open(&raw_settings, &mut info, &mut step) };
         let Some(raw) = NonNull::new(raw) else {
             let error = io::Error::last_os_error();
             // SAFETY: a failure has set the step to a constant string.
@@ -210,17 +210,17 @@ impl Endpoint {
             return Err(fail(&step.to_string_lossy(), error));
         };
         let shared = Arc::new(Shared { raw, _memory: arena.memory() });
-        Ok((Self { shared: Arc::clone(&shared), facts }, PathFinder(shared)))
+        Ok((Self { shared: Arc::clone(&shared), info }, PathFinder(shared)))
     }
 
-    pub fn facts(&self) -> &Facts {
-        &self.facts
+    pub fn info(&self) -> &EndpointInfo {
+        &self.info
     }
 
     /// Readable after [`Endpoint::arm`] when a message arrives.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel's descriptor is open as long as the endpoint.
-        unsafe { BorrowedFd::borrow_raw(self.facts.event_fd) }
+        unsafe { BorrowedFd::borrow_raw(self.info.event_fd) }
     }
 
     fn raw(&mut self) -> *mut RawEndpoint {
