@@ -149,8 +149,7 @@ impl PreparedEngine {
     /// As [`crate::PreparedEngines::keep_mac`]; returns true if the device has a new address each
     /// time.
     pub(crate) fn keep_mac(&mut self, mac: MacAddr) -> bool {
-        let mac_changes_on_open =
-            matches!(self.config.device, DeviceConfig::Dpdk(_) | DeviceConfig::Rdma(_));
+        let mac_changes_on_open = matches!(self.config.device, DeviceConfig::Dpdk(_));
         if mac_changes_on_open {
             self.config.mac = self.config.mac.or(Some(mac));
         }

@@ -43,8 +43,8 @@ const PRIVILEGES: &str = "Once the daemon serves, it drops every capability that
 needs. It keeps CAP_SYS_NICE for its priority beside CPU-bound programs; CAP_NET_ADMIN and CAP_BPF \
 with --io auto, xdp, or packet with --shared, and CAP_NET_RAW and CAP_IPC_LOCK to open the device \
 again if an upgrade fails; CAP_NET_BIND_SERVICE too with --shared; and no other with --io tap, \
-dpdk, or packet with --address (but DPDK's own threads keep theirs, and with rdma all do). `tidegate upgrade` replaces \
-a daemon with no connection lost.";
+dpdk, or packet with --address (but DPDK's own threads keep theirs, and with rdma all do). \
+`tidegate upgrade` replaces a daemon with no connection lost.";
 
 /// Flags of the daemon.
 #[derive(Args)]
