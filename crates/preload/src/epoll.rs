@@ -40,8 +40,9 @@ pub(crate) struct Epoll {
     has_nested: AtomicBool,
     /// Number of threads that wait for the kernel epoll alone.
     kernel_waiters: AtomicU32,
-    /// Event descriptor that wakes these threads when Tidegate's part is created.
-    kick_fd: OnceLock<OwnFd>,
+    /// Event descriptor that wakes these threads when Tidegate's part is created, if the kernel
+    /// gave one.
+    kick_fd: OnceLock<Option<OwnFd>>,
     kernel_polls: KernelPolls,
 }
 
@@ -132,17 +133,21 @@ impl Epoll {
         self.second_poll.get_or_init(|| Poll::new(net))
     }
 
-    /// Wakes the threads that wait for the kernel alone.
+    /// Wakes the threads that wait for the kernel alone. If the kernel refuses, they wake up with
+    /// its next event.
     fn wake_kernel_waiters(&self) {
-        self.kick_fd.get_or_init(|| {
-            // SAFETY: creates a descriptor with one owner.
-            let event_fd = unsafe { OwnedFd::from_raw_fd(libc::eventfd(1, libc::EFD_CLOEXEC)) };
-            let event_fd = OwnFd::from(event_fd);
-            let number = event_fd.as_fd().as_raw_fd();
-            // If this fails, the threads wake up with the kernel's next event.
-            let _ = kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, number, IN, KICK_DATA);
-            event_fd
+        let mut is_new = false;
+        let kick = self.kick_fd.get_or_init(|| {
+            is_new = true;
+            // SAFETY: the function has no pointer argument.
+            let number = unsafe { libc::eventfd(1, libc::EFD_CLOEXEC) };
+            // SAFETY: a new descriptor has no other owner.
+            (number >= 0).then(|| OwnFd::from(unsafe { OwnedFd::from_raw_fd(number) }))
         });
+        if let (true, Some(kick)) = (is_new, kick) {
+            let _ =
+                kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, kick.as_fd().as_raw_fd(), IN, KICK_DATA);
+        }
     }
 
     /// `epoll_ctl` for a descriptor that is the kernel's.
@@ -372,13 +377,16 @@ impl Epoll {
 
     /// Removes the kick event from the events; returns the number of remaining events.
     fn remove_kick_event(&self, events: &mut [epoll_event], count: usize) -> usize {
-        let Some(kick) = self.kick_fd.get() else { return count };
         let Some(position) = events[..count].iter().position(|event| event.u64 == KICK_DATA) else {
             return count;
         };
-        // From now on all threads wait for both parts.
-        let _ = kernel_ctl(self.fd, libc::EPOLL_CTL_DEL, kick.as_fd().as_raw_fd(), 0, 0);
         events.copy_within(position + 1..count, position);
+        // It wakes every thread that still waits for the kernel alone. From now on no thread does.
+        if self.kernel_waiters.load(Ordering::SeqCst) == 0
+            && let Some(Some(kick)) = self.kick_fd.get()
+        {
+            let _ = kernel_ctl(self.fd, libc::EPOLL_CTL_DEL, kick.as_fd().as_raw_fd(), 0, 0);
+        }
         count - 1
     }
 
@@ -466,4 +474,49 @@ pub(crate) fn on_moved(fd: i32, socket: &Arc<Socket>) {
 pub(crate) fn on_returned(fd: i32, socket: &Arc<Socket>) {
     let all: Vec<Arc<Epoll>> = lock(&ALL_SETS).iter().filter_map(Weak::upgrade).collect();
     all.iter().for_each(|epoll| epoll.on_returned(fd, socket));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn create_set() -> (OwnedFd, Arc<Epoll>) {
+        // SAFETY: creates a descriptor with one owner.
+        let fd = unsafe { OwnedFd::from_raw_fd(real::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        let set = Epoll::new(fd.as_raw_fd());
+        (fd, set)
+    }
+
+    /// A waiting thread can have the kick event before the thread that sends it goes on.
+    #[test]
+    fn removes_the_kick_event_whatever_its_sender_has_done() {
+        let (_fd, set) = create_set();
+        let event = |data| epoll_event { events: IN, u64: data };
+        let mut events = [event(1), event(KICK_DATA), event(2)];
+        assert_eq!(set.remove_kick_event(&mut events, 3), 2);
+        assert_eq!(events.map(|event| event.u64)[..2], [1, 2]);
+    }
+
+    #[test]
+    fn the_kick_event_wakes_all_threads_and_ends() {
+        const THREADS: u32 = 3;
+        let (fd, set) = create_set();
+        thread::scope(|scope| {
+            let wait =
+                || set.wait_kernel_only(&mut [epoll_event { events: 0, u64: 0 }], None, None);
+            let waiters: Vec<_> = (0..THREADS).map(|_| scope.spawn(wait)).collect();
+            while set.kernel_waiters.load(Ordering::SeqCst) < THREADS {
+                thread::yield_now();
+            }
+            set.wake_kernel_waiters();
+            for waiter in waiters {
+                assert_eq!(waiter.join().unwrap().unwrap(), Some(0));
+            }
+        });
+        let mut events = [epoll_event { events: 0, u64: 0 }];
+        let waited = wait_kernel(fd.as_raw_fd(), &mut events, Some(Duration::ZERO), None);
+        assert_eq!(waited.unwrap(), 0, "the kick event is gone");
+    }
 }

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use tidegate::{
     Interest, Net, Poll, Readiness, Ready, Sleeper, Source, TcpListener, TcpStream, Token, Trigger,
     UdpOptions, UdpSocket,
@@ -23,6 +24,19 @@ struct OtherHost<'n>(&'n Net);
 impl Sleeper for OtherHost<'_> {
     fn sleep(&mut self, _: &[BorrowedFd<'_>], _: Option<Duration>) -> io::Result<bool> {
         self.0.run_once().map(|_| false)
+    }
+}
+
+/// Sleeper that has no events of its own.
+struct WakeOnly;
+
+impl Sleeper for WakeOnly {
+    fn sleep(&mut self, wake: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
+        let mut fds: Vec<_> =
+            wake.iter().map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let timeout = timeout.map(|timeout| timeout.try_into().unwrap());
+        rustix::event::poll(&mut fds, timeout.as_ref())?;
+        Ok(false)
     }
 }
 
@@ -275,4 +289,39 @@ fn calls_that_send_nothing_do_not_end_a_deferral() {
         assert!(sent() >= before + 3);
         hosts.wait(&server, Interest::Readable);
     });
+}
+
+#[test]
+fn wait_for_many_sockets_ends_with_data_that_comes_while_they_are_checked() {
+    const EXCHANGES: usize = 300;
+    let daemons = two_hosts::daemons(1024, 1);
+    for [a, b] in FAMILIES {
+        let [client, server] = daemons.attach();
+        let bind = |port| {
+            let local = SocketAddr::new(b.parse().unwrap(), port);
+            UdpSocket::bind_one_family(&server, local).unwrap()
+        };
+        let echo = bind(7);
+        let idle: Vec<UdpSocket> = (1000..1200).map(bind).collect();
+        let all = std::iter::once(&echo).chain(&idle);
+        let sources: Vec<_> =
+            all.map(|socket| (socket as &dyn Source, Interest::Readable)).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let local = SocketAddr::new(a.parse().unwrap(), 0);
+                let socket = UdpSocket::bind_one_family(&client, local).unwrap();
+                socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+                for _ in 0..EXCHANGES {
+                    socket.send_to(b"x", SocketAddr::new(b.parse().unwrap(), 7)).unwrap();
+                    socket.recv_from(&mut [0; 8]).unwrap();
+                }
+            });
+            for exchange in 0..EXCHANGES {
+                let found = server.wait(&sources, Some(TIMEOUT), &mut WakeOnly).unwrap();
+                assert!(found, "exchange {exchange} timed out");
+                let (len, from) = echo.recv_from(&mut [0; 8]).unwrap();
+                echo.send_to(&[0; 8][..len], from).unwrap();
+            }
+        });
+    }
 }

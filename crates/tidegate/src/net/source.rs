@@ -11,7 +11,10 @@ use crate::types::socket_id::SocketId;
 pub trait Source: Pollable {
     /// Current readiness. Neither blocks nor runs the stack.
     fn readiness(&self) -> Readiness {
-        self.net().with(|ops| ops.readiness(self.id()))
+        self.net().with(|ops| {
+            ops.take_notifications();
+            ops.readiness(self.id())
+        })
     }
 
     /// Announces a report of the application's own, which those who wait for the socket learn of

@@ -36,7 +36,10 @@ pub(crate) trait SocketOps {
     fn notify(&mut self, id: SocketId);
     /// Error that ended the stack, if it has failed.
     fn failure(&self) -> Option<io::Error>;
-    /// Current readiness of a socket.
+    /// Takes the notifications of another process that has the stack: for applications that ask for
+    /// readiness without a wait.
+    fn take_notifications(&mut self);
+    /// Current readiness of a socket. Takes no notifications.
     fn readiness(&mut self, id: SocketId) -> Readiness;
     /// Reports at most `limit` ready sockets of a set.
     fn collect_ready(&mut self, set: PollSetId, limit: usize, report: &mut dyn FnMut(Ready));

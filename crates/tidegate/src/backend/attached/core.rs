@@ -34,6 +34,8 @@ pub(crate) struct AttachedCore {
     pub(super) poll_sets: PollSets,
     pub(super) tasks: Tasks,
     pub(super) added_readiness: AddedReadiness,
+    /// A socket has changed since the last [`AttachedCore::check_ready`] began.
+    pub(super) has_unchecked_change: bool,
     pub(super) idle: IdleGovernor,
     /// Buffers of exchanges; present after the first exchange.
     pub(super) exchange_buffers: Option<ExchangeBuffers>,
@@ -74,6 +76,7 @@ impl AttachedCore {
             poll_sets: PollSets::default(),
             tasks: Tasks::default(),
             added_readiness: AddedReadiness::default(),
+            has_unchecked_change: false,
             idle: new_idle(0),
             exchange_buffers: None,
             filters_calls: false,
@@ -105,9 +108,17 @@ impl AttachedCore {
                 SocketType::Stream => SocketId::Stream(stream_id(number)),
                 SocketType::Listener => SocketId::Listener(listener_id(number)?),
             };
+            self.has_unchecked_change = true;
             self.wake(id, if changed.has_news { Change::Any } else { Change::Space });
         }
         Ok(())
+    }
+
+    /// Checks if a wait has ended. A check that calls the daemon may take the notification of a socket
+    /// that it has passed already: then [`AttachedCore::has_unchecked_change`] asks for another one.
+    pub(super) fn check_ready(&mut self, ready: &mut dyn FnMut(&mut Self) -> bool) -> bool {
+        self.has_unchecked_change = false;
+        ready(self)
     }
 
     /// Wakes the threads and tasks that wait for a socket, alone or in a set.

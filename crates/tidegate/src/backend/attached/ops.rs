@@ -164,10 +164,12 @@ impl SocketOps for AttachedCore {
         self.has_daemon_exited.then(daemon_exited)
     }
 
-    fn readiness(&mut self, id: SocketId) -> Readiness {
-        // Recent notifications count, for applications that only poll. After the daemon exits
-        // every socket is ready, for its error.
+    fn take_notifications(&mut self) {
+        // After the daemon exits every socket is ready, for its error.
         let _ = self.poll_daemon();
+    }
+
+    fn readiness(&mut self, id: SocketId) -> Readiness {
         match id {
             SocketId::Poll(set) => Readiness {
                 readable: self.with_polls(|polls, of| polls.has_ready(set, of)),
@@ -178,8 +180,7 @@ impl SocketOps for AttachedCore {
     }
 
     fn collect_ready(&mut self, set: PollSetId, limit: usize, report: &mut dyn FnMut(Ready)) {
-        // After the daemon exits every socket is ready, for its error.
-        let _ = self.poll_daemon();
+        self.take_notifications();
         self.with_polls(|polls, of| polls.collect_ready(set, of, limit, report));
     }
 

@@ -113,21 +113,20 @@ impl AttachedStack {
             }
             core.waiters.forget_rung();
             core.attachments.wake_daemon_if_overdue();
-            if ready(&mut core) {
+            if core.check_ready(ready) {
                 core.followers.on_wait_end(|| self.now_ns());
                 return Ok(Some(true));
             }
-            match core.poll_daemon() {
-                Ok(false) => {}
-                Ok(true) => {
-                    let now_ns = self.now_ns();
-                    core.idle.on_work(now_ns);
-                    if ready(&mut core) {
-                        core.followers.on_wait_end(|| self.now_ns());
-                        return Ok(Some(true));
-                    }
+            if core.poll_daemon().is_err() {
+                return Ok(None);
+            }
+            if core.has_unchecked_change {
+                let now_ns = self.now_ns();
+                core.idle.on_work(now_ns);
+                if core.check_ready(ready) {
+                    core.followers.on_wait_end(|| self.now_ns());
+                    return Ok(Some(true));
                 }
-                Err(_) => return Ok(None),
             }
             core.attachments.wake_daemon_if_deferred();
             let shares_processor = core.attachments.note_processor(rustix::thread::sched_getcpu());
@@ -141,6 +140,9 @@ impl AttachedStack {
                     std::thread::yield_now();
                 }
                 return sleeper.sleep(&[], Some(Duration::ZERO)).map(Some);
+            }
+            if core.has_unchecked_change {
+                continue;
             }
             core.followers.on_wait(|| self.now_ns());
             let is_led = core.followers.are_led(core.waiters.has_rung());

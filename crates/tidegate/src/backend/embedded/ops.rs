@@ -75,6 +75,8 @@ impl SocketOps for EmbeddedCore {
         self.failure.as_ref().map(|failure| io::Error::new(failure.kind(), failure.to_string()))
     }
 
+    fn take_notifications(&mut self) {}
+
     fn readiness(&mut self, id: SocketId) -> Readiness {
         let Self { poll_sets, engine, added_readiness, .. } = self;
         let mut of = |id| added_readiness.apply(id, Readiness::of(engine.stack(), id));
