@@ -68,15 +68,16 @@ fn applications_migrate_between_cores_under_load() {
         return;
     }
     let testbeds = [
-        ("xdp", Testbed::new(DeviceKind::Xdp)),
-        ("xdp", Testbed::with_queues(2)),
-        ("packet", Testbed::new(DeviceKind::Packet)),
+        (&["xdp"][..], Testbed::new(DeviceKind::Xdp)),
+        (&["xdp"], Testbed::with_queues(2)),
+        (&["packet"], Testbed::new(DeviceKind::Packet)),
+        (&["packet", "--segmentation"], Testbed::new(DeviceKind::Packet)),
     ];
     for (io, testbed) in testbeds {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
-        let flags = ["--io", io, "--cores", "2", "--control", control.to_str().unwrap()];
-        let daemon = Daemon::start(&testbed, &flags);
+        let control_flags = ["--cores", "2", "--control", control.to_str().unwrap(), "--io"];
+        let daemon = Daemon::start(&testbed, &[&control_flags[..], io].concat());
         let _redis = daemon.run_server(&REDIS, 6379);
         let _memcached =
             daemon.run_server(&["memcached", "-u", "root", "-l", "0.0.0.0,::", "-U", "0"], 11211);

@@ -153,15 +153,15 @@ fn shared_address_leaves_other_ports_to_the_kernel() {
 }
 
 /// The kernel segments the server's stream and coalesces what the server receives: into frames
-/// as on a physical link, or not at all where its device offers the offloads.
+/// as on a physical link, or not at all where its device offers the offloads. Of two network cores,
+/// the second has a queue of its own on AF_PACKET and none on TAP.
 #[test]
 fn streams_stay_intact_with_kernel_gso_and_gro() {
     if !is_root("tcp_segmentation") || !has_programs("tcp_segmentation", &["ethtool"]) {
         return;
     }
-    for (kind, offload) in
-        [(DeviceKind::Packet, "off"), (DeviceKind::Packet, "on"), (DeviceKind::Tap, "on")]
-    {
+    let kinds = [(DeviceKind::Packet, "off"), (DeviceKind::Packet, "on"), (DeviceKind::Tap, "on")];
+    for ((kind, offload), cores) in kinds.into_iter().flat_map(|it| [(it, "1"), (it, "2")]) {
         let testbed = Testbed::new(kind);
         if let Testbed::Veth(pair) = &testbed {
             for end in [&pair.a, &pair.b] {
@@ -170,7 +170,7 @@ fn streams_stay_intact_with_kernel_gso_and_gro() {
                 assert!(ethtool.args(["gro", "on"]).output().unwrap().status.success());
             }
         }
-        let serve = ["echo", "--tcp", "--listen", "7777", "--segmentation"];
+        let serve = ["echo", "--tcp", "--listen", "7777", "--segmentation", "--cores", cores];
         let server = testbed.serve(kind, &serve);
         testbed
             .client()
@@ -179,10 +179,17 @@ fn streams_stay_intact_with_kernel_gso_and_gro() {
                     for bytes in [0, 1, 1461, 100_000, 8_000_000] {
                         round_trip(address, bytes);
                     }
+                    // Flows for each core.
+                    (0..20).for_each(|_| round_trip(address, 20_000));
                 }
             })
             .unwrap();
         let report = server.stop();
+        let of_cores = report["cores"].as_array().unwrap();
+        assert_eq!(of_cores.len().to_string(), cores, "{report}");
+        for core in of_cores {
+            assert!(core["handled"].as_u64() > Some(0), "{kind:?} {offload}: {report}");
+        }
         for reason in ["tcp_checksum", "frame_too_long", "transmit_failed"] {
             assert!(report["drops"].get(reason).is_none(), "{kind:?} {offload}: {report}");
         }

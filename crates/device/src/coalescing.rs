@@ -144,10 +144,9 @@ impl CoalescedSegments {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidegate_memory::{Arena, ArenaConfig, FrameSize};
 
     use super::*;
-    use crate::segments::Segments;
+    use crate::segments::tests::packets_of;
     use crate::transport::tests::Shape;
 
     /// Segments of 1,000 bytes, the last shorter, and the frame that stands for them.
@@ -156,16 +155,7 @@ mod tests {
         let mut frame = shape.frame();
         // Without a flag that only the first may have.
         frame[shape.transport_at() + TCP_FLAGS_AT] &= !TcpFlags::CWR.0;
-        let config = ArenaConfig { frames: 1, frame_size: FrameSize::K2, hugepages: false };
-        let mut arena = Arena::new(config).unwrap();
-        let mut parts = Segments::new(&frame, 1000).unwrap();
-        let next = || {
-            let part = parts.next(&frame, &mut arena)?;
-            let bytes = arena.bytes(&part).to_vec();
-            arena.free(part);
-            Some(bytes)
-        };
-        (std::iter::from_fn(next).collect(), frame)
+        (packets_of(&frame, 1000), frame)
     }
 
     #[test]

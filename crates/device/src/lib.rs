@@ -52,7 +52,6 @@ pub mod process;
 pub mod rdma;
 #[cfg(any(feature = "packet", feature = "xdp"))]
 mod rx_missed;
-#[cfg(any(feature = "packet", feature = "xdp"))]
 #[cfg_attr(not(feature = "xdp"), allow(dead_code))]
 mod segments;
 pub mod sharded;
@@ -60,7 +59,6 @@ pub mod steering;
 pub mod tap;
 pub mod topology;
 pub mod trace;
-#[cfg(any(feature = "packet", feature = "xdp"))]
 #[cfg_attr(not(feature = "xdp"), allow(dead_code))]
 mod transport;
 pub mod tx_copies;

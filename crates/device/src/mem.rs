@@ -8,10 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use tidegate_memory::spsc::{Consumer, Producer, ring};
-use tidegate_memory::{Arena, Checksum, Doorbell, PackedChecksum, copy_packet};
+use tidegate_memory::{Arena, Checksum, Doorbell, Frame, PackedChecksum, copy_packet};
 use tidegate_wire::{DropReason, Medium};
 
 use crate::buffer::LINK_HEADER_BYTES;
+use crate::segments::Segments;
 use crate::{Burst, Capabilities, Device, DeviceCounters};
 
 /// Longest frame of the link in bytes.
@@ -32,6 +33,8 @@ pub struct MemConfig {
     /// Sent frames may carry unfilled checksums. False is a device without checksum offload: the
     /// stack computes them.
     pub transmit_checksum: bool,
+    /// Sent frames may stand for several TCP segments; the link cuts them into packets.
+    pub segmentation: bool,
 }
 
 impl Default for MemConfig {
@@ -43,6 +46,7 @@ impl Default for MemConfig {
             mtu: 1500,
             capacity: 1024,
             transmit_checksum: true,
+            segmentation: false,
         }
     }
 }
@@ -72,6 +76,11 @@ impl MemConfig {
     pub fn transmit_checksum(self, transmit_checksum: bool) -> Self {
         Self { transmit_checksum, ..self }
     }
+
+    /// Sets whether the link accepts frames that stand for several TCP segments.
+    pub fn segmentation(self, segmentation: bool) -> Self {
+        Self { segmentation, ..self }
+    }
 }
 
 struct Slot {
@@ -92,6 +101,13 @@ impl Slot {
         copy_packet(target, bytes);
         (self.len, self.checksum) = (bytes.len(), checksum);
         true
+    }
+
+    /// Stores the next packet of a frame that stands for several. Returns its length.
+    fn cut(&mut self, segments: &mut Segments, frame: &[u8], checksum: PackedChecksum) -> usize {
+        self.len = segments.write_next(frame, &mut self.bytes).unwrap_or_default();
+        self.checksum = checksum;
+        self.len
     }
 
     #[inline(always)]
@@ -147,7 +163,7 @@ pub(crate) fn wire_between(
             mtu: config.mtu,
             receive_checksum: true,
             transmit_checksum: config.transmit_checksum,
-            segmentation: false,
+            segmentation: config.segmentation,
             queues: 1,
         },
         incoming,
@@ -166,6 +182,11 @@ impl MemDevice {
     /// Returns true when a frame waits to be received.
     pub(crate) fn has_frame(&mut self) -> bool {
         self.incoming.ready_slots(1) > 0
+    }
+
+    /// Packets sent so far.
+    pub(crate) fn transmitted(&self) -> u64 {
+        self.counters.transmitted
     }
 
     /// Returns true when the other end was dropped.
@@ -211,6 +232,98 @@ impl MemDevice {
             self.outgoing.publish(staged);
             self.on_transmitted(staged);
         }
+    }
+
+    /// Moves frames to the ring until it is full. Returns their number and bytes.
+    #[inline(always)]
+    fn publish_frames(&mut self, arena: &mut Arena, burst: &mut Burst) -> (usize, u64) {
+        let (mut sent, mut bytes) = (0, 0);
+        while !burst.is_empty() {
+            let mut run = burst.pop_batch();
+            let mut free_batch = arena.free_batch();
+            let (offered, mut last_bytes) = (run.len(), 0);
+            let written = self.outgoing.publish_batch(&mut run, |slot, frame| {
+                let checksum = frame.packed_checksum();
+                last_bytes = frame.len() as u64;
+                bytes += last_bytes;
+                free_batch.consume(frame, |data| slot.fill(data, checksum))
+            });
+            sent += written;
+            if offered - run.len() > written {
+                bytes -= last_bytes;
+                self.counters.drops.count(DropReason::FrameTooLong);
+            } else if self.outgoing.free_slots(1) == 0 {
+                break;
+            }
+        }
+        (sent, bytes)
+    }
+
+    /// As [`MemDevice::publish_frames`], where frames may stand for several packets.
+    #[inline(never)]
+    fn publish_packets(&mut self, arena: &mut Arena, burst: &mut Burst) -> (usize, u64) {
+        let (mut sent, mut bytes) = (0, 0);
+        while let Some(frame) = burst.front() {
+            let Some(staged) = self.stage_packets(sent, frame, arena.bytes(frame)) else { break };
+            sent += staged.0;
+            bytes += staged.1 as u64;
+            burst.pop_front().into_iter().for_each(|frame| arena.free(frame));
+        }
+        self.outgoing.publish(sent);
+        (sent, bytes)
+    }
+
+    /// Writes the packets of a frame to the ring, `ahead` slots after the last one sent. Returns
+    /// their number and bytes, none if the frame is dropped; `None` if they have to wait for space.
+    fn stage_packets(
+        &mut self,
+        ahead: usize,
+        frame: &Frame,
+        data: &[u8],
+    ) -> Option<(usize, usize)> {
+        let Capabilities { medium, mtu, .. } = self.capabilities;
+        let segments = match frame.segment_bytes() {
+            0 if frame.is_loopback() && data.len() > MAX_FRAME_BYTES => {
+                Segments::for_mtu(medium, data, mtu)
+            }
+            0 => return self.stage_packet(ahead, data, frame.packed_checksum()),
+            bytes => Segments::new(medium, data, bytes),
+        };
+        let fits = |segments: &Segments| segments.max_frame_bytes() <= MAX_FRAME_BYTES;
+        let Some(mut segments) = segments.filter(fits) else {
+            self.counters.drops.count(DropReason::FrameTooLong);
+            return Some((0, 0));
+        };
+        // A frame that not even an empty ring could take loses its end.
+        let count = segments.remaining().min(self.outgoing.capacity());
+        if self.outgoing.free_slots(ahead + count) < ahead + count {
+            return None;
+        }
+        let checksum = match frame.is_loopback() {
+            true => frame.packed_checksum(),
+            false => PackedChecksum::new(segments.checksum()),
+        };
+        let mut cut = |at| self.outgoing.slot(at, |slot| slot.cut(&mut segments, data, checksum));
+        let bytes = (ahead..ahead + count).map(&mut cut).sum();
+        self.counters.drops.add(DropReason::DeviceRingFull, segments.remaining() as u64);
+        Some((count, bytes))
+    }
+
+    /// As [`MemDevice::stage_packets`], for a frame that is one packet.
+    fn stage_packet(
+        &mut self,
+        ahead: usize,
+        data: &[u8],
+        checksum: PackedChecksum,
+    ) -> Option<(usize, usize)> {
+        if self.outgoing.free_slots(ahead + 1) <= ahead {
+            return None;
+        }
+        if self.outgoing.slot(ahead, |slot| slot.fill(data, checksum)) {
+            return Some((1, data.len()));
+        }
+        self.counters.drops.count(DropReason::FrameTooLong);
+        Some((0, 0))
     }
 
     fn on_transmitted(&mut self, count: usize) {
@@ -264,25 +377,11 @@ impl Device for MemDevice {
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
-        let (mut bytes, mut sent, before) = (0, 0, burst.len());
-        while !burst.is_empty() {
-            let mut run = burst.pop_batch();
-            let mut free_batch = arena.free_batch();
-            let (offered, mut last_bytes) = (run.len(), 0);
-            let written = self.outgoing.publish_batch(&mut run, |slot, frame| {
-                let checksum = frame.packed_checksum();
-                last_bytes = frame.len() as u64;
-                bytes += last_bytes;
-                free_batch.consume(frame, |data| slot.fill(data, checksum))
-            });
-            sent += written;
-            if offered - run.len() > written {
-                bytes -= last_bytes;
-                self.counters.drops.count(DropReason::FrameTooLong);
-            } else if self.outgoing.free_slots(1) == 0 {
-                break;
-            }
-        }
+        let before = burst.len();
+        let (sent, bytes) = match self.capabilities.segmentation {
+            true => self.publish_packets(arena, burst),
+            false => self.publish_frames(arena, burst),
+        };
         if sent > 0 {
             self.counters.transmitted_bytes += bytes;
             self.on_transmitted(sent);
@@ -314,6 +413,8 @@ mod tests {
     use tidegate_memory::{ArenaConfig, FrameSize};
 
     use super::*;
+    use crate::segments::tests::packets_of;
+    use crate::transport::tests::Shape;
 
     fn arena() -> Arena {
         Arena::new(ArenaConfig { frames: 8, frame_size: FrameSize::K4, hugepages: false }).unwrap()
@@ -364,6 +465,107 @@ mod tests {
         assert_eq!(a.transmit(&mut arena, &mut burst).unwrap(), 2);
         assert_eq!(burst.len(), 1);
         burst.drain(..).for_each(|frame| arena.free(frame));
+    }
+
+    /// Frame that stands for four TCP segments of 1,000 bytes.
+    fn large_frame(shape: Shape, arena: &mut Arena) -> Frame {
+        let mut frame = arena.alloc_from(&shape.frame()).unwrap();
+        let start = shape.transport_at() as u16;
+        frame.set_checksum(Checksum::Partial { start, offset: 16 });
+        frame.set_segment_bytes(1000);
+        frame
+    }
+
+    fn large_shapes() -> impl Iterator<Item = Shape> {
+        let shapes = Shape::all().filter(|shape| shape.is_tcp);
+        shapes.map(|shape| Shape { payload_bytes: 3500, ..shape })
+    }
+
+    fn large_arena() -> Arena {
+        Arena::new(ArenaConfig { frames: 8, frame_size: FrameSize::K64, hugepages: false }).unwrap()
+    }
+
+    fn segmented(capacity: usize) -> (MemDevice, MemDevice) {
+        wire(&MemConfig::default().capacity(capacity).segmentation(true)).unwrap()
+    }
+
+    #[test]
+    fn frames_of_several_segments_arrive_as_packets() {
+        for shape in large_shapes() {
+            let (mut a, mut b) = segmented(8);
+            let (mut arena_a, mut arena_b) = (large_arena(), arena());
+            let mut expected = packets_of(&shape.frame(), 1000);
+            assert_eq!(expected.len(), 4);
+            expected.insert(0, b"before".to_vec());
+            expected.push(b"after".to_vec());
+            let before = arena_a.alloc_from(b"before").unwrap();
+            let large = large_frame(shape, &mut arena_a);
+            let mut burst: Burst = [before, large, arena_a.alloc_from(b"after").unwrap()].into();
+            assert_eq!(a.transmit(&mut arena_a, &mut burst).unwrap(), 3);
+            assert_eq!((arena_a.available(), a.transmitted()), (8, 6));
+            b.receive(&mut arena_b, &mut burst, 8).unwrap();
+            let packets: Vec<_> = burst.iter().map(|frame| arena_b.bytes(frame).to_vec()).collect();
+            assert_eq!(packets, expected, "{shape:?}");
+            let start = shape.transport_at() as u16;
+            for frame in burst.iter().skip(1).take(4) {
+                let partial = Checksum::Partial { start, offset: 16 };
+                assert_eq!((frame.checksum(), frame.segment_bytes()), (partial, 0));
+            }
+            assert_eq!(a.counters().transmitted_bytes, b.counters().received_bytes);
+            burst.drain(..).for_each(|frame| arena_b.free(frame));
+        }
+    }
+
+    #[test]
+    fn a_frame_of_several_segments_waits_for_space_for_all() {
+        let shape = large_shapes().next().unwrap();
+        let (mut a, mut b) = segmented(4);
+        let (mut arena_a, mut arena_b) = (large_arena(), arena());
+        let before = arena_a.alloc_from(b"before").unwrap();
+        let mut burst: Burst = [before, large_frame(shape, &mut arena_a)].into();
+        assert_eq!(a.transmit(&mut arena_a, &mut burst).unwrap(), 1);
+        assert_eq!((burst.len(), a.transmitted()), (1, 1));
+        assert_eq!(a.transmit(&mut arena_a, &mut burst).unwrap(), 0);
+        let mut received = Burst::new();
+        assert_eq!(b.receive(&mut arena_b, &mut received, 8).unwrap(), 1);
+        assert_eq!(a.transmit(&mut arena_a, &mut burst).unwrap(), 1);
+        assert_eq!(b.receive(&mut arena_b, &mut received, 8).unwrap(), 4);
+        assert_eq!((arena_a.available(), a.counters().drops.total()), (8, 0));
+        received.drain(..).for_each(|frame| arena_b.free(frame));
+    }
+
+    #[test]
+    fn a_frame_of_more_segments_than_the_ring_has_slots_loses_its_end() {
+        let shape = large_shapes().next().unwrap();
+        let (mut a, mut b) = segmented(2);
+        let (mut arena_a, mut arena_b) = (large_arena(), arena());
+        let mut burst: Burst = [large_frame(shape, &mut arena_a)].into();
+        assert_eq!(a.transmit(&mut arena_a, &mut burst).unwrap(), 1);
+        assert_eq!(b.receive(&mut arena_b, &mut burst, 8).unwrap(), 2);
+        let drops = a.counters().drops;
+        assert_eq!((drops.get(DropReason::DeviceRingFull), drops.total()), (2, 2));
+        assert_eq!(arena_a.available(), 8);
+        burst.drain(..).for_each(|frame| arena_b.free(frame));
+    }
+
+    #[test]
+    fn a_long_frame_that_is_no_segments_is_dropped() {
+        let (mut a, _b) = segmented(8);
+        let mut arena = large_arena();
+        let mut burst = Burst::new();
+        burst.push_back(arena.alloc_from(&[0; MAX_FRAME_BYTES + 1]).unwrap());
+        // Marked as segments, and nothing that can be split.
+        let mut frame = arena.alloc_from(&[0; 3000]).unwrap();
+        frame.set_checksum(Checksum::Partial { start: 34, offset: 16 });
+        frame.set_segment_bytes(1000);
+        burst.push_back(frame);
+        // Segments that no slot can take.
+        let mut frame = large_frame(large_shapes().next().unwrap(), &mut arena);
+        frame.set_segment_bytes(3000);
+        burst.push_back(frame);
+        assert_eq!(a.transmit(&mut arena, &mut burst).unwrap(), 3);
+        assert_eq!((a.transmitted(), arena.available()), (0, 8));
+        assert_eq!(a.counters().drops.get(DropReason::FrameTooLong), 3);
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //! what it receives (GRO). Without frames that large in the arena, a device splits such a frame
 //! here, one packet at a time, so that a burst keeps to its quota.
 
-use tidegate_memory::{Arena, Frame};
-use tidegate_wire::{Sum, TcpFlags};
+use std::ops::Range;
+
+use tidegate_memory::{Arena, Checksum, Frame};
+use tidegate_wire::{Medium, Sum, TcpFlags};
 
 use crate::transport::TransportLayout;
 
@@ -85,8 +87,8 @@ pub struct Segments {
 impl Segments {
     /// Begins to split `frame` into packets with `segment_bytes` bytes of payload each. `None` if
     /// the frame is not UDP or TCP, is truncated, or has no payload.
-    pub fn new(frame: &[u8], segment_bytes: usize) -> Option<Self> {
-        let layout = TransportLayout::parse(frame)?;
+    pub fn new(medium: Medium, frame: &[u8], segment_bytes: usize) -> Option<Self> {
+        let layout = TransportLayout::parse_on(medium, frame)?;
         let headers_bytes = layout.transport_at + layout.transport_header_bytes(frame)?;
         let is_whole = headers_bytes < layout.end && layout.end <= frame.len();
         (is_whole && segment_bytes > 0).then_some(Self {
@@ -99,8 +101,8 @@ impl Segments {
 
     /// Begins to split `frame` into packets of at most `mtu` bytes. `None` if the frame is not TCP,
     /// whose segments may have any length, or as for [`Segments::new`].
-    pub fn for_mtu(frame: &[u8], mtu: usize) -> Option<Self> {
-        let mut segments = Self::new(frame, 1)?;
+    pub fn for_mtu(medium: Medium, frame: &[u8], mtu: usize) -> Option<Self> {
+        let mut segments = Self::new(medium, frame, 1)?;
         let ip_headers_bytes = segments.headers_bytes - segments.layout.ip_at;
         segments.segment_bytes = mtu.checked_sub(ip_headers_bytes)?;
         (segments.layout.is_tcp && segments.segment_bytes > 0).then_some(segments)
@@ -116,34 +118,61 @@ impl Segments {
         self.headers_bytes + self.segment_bytes.min(self.layout.end - self.headers_bytes)
     }
 
+    /// Number of packets that are not made yet.
+    pub fn remaining(&self) -> usize {
+        (self.layout.end - self.next_payload().start).div_ceil(self.segment_bytes)
+    }
+
     /// True if all packets are made.
     pub fn is_finished(&self) -> bool {
-        self.headers_bytes + self.made * self.segment_bytes >= self.layout.end
+        self.next_payload().is_empty()
+    }
+
+    /// Position of the next packet's payload in the frame.
+    fn next_payload(&self) -> Range<usize> {
+        let start = (self.headers_bytes + self.made * self.segment_bytes).min(self.layout.end);
+        start..(start + self.segment_bytes).min(self.layout.end)
+    }
+
+    /// Checksum of each packet: partial.
+    pub fn checksum(&self) -> Checksum {
+        self.layout.partial_checksum()
     }
 
     /// Makes the next packet of `frame`, the frame that [`Segments::new`] was called with. Its
     /// checksum is partial. `None` if all packets are made, or the arena has no free frame.
     pub fn next(&mut self, frame: &[u8], arena: &mut Arena) -> Option<Frame> {
-        let from = self.headers_bytes + self.made * self.segment_bytes;
-        let to = (from + self.segment_bytes).min(self.layout.end);
-        let (headers, payload) = (frame.get(..self.headers_bytes)?, frame.get(from..to)?);
-        if payload.is_empty() {
+        if self.is_finished() {
             return None;
         }
         let mut segment = arena.alloc()?;
-        if !arena.set_len(&mut segment, headers.len() + payload.len()) {
+        let is_made = arena.set_len(&mut segment, self.headers_bytes + self.next_payload().len())
+            && self.write_next(frame, arena.bytes_mut(&mut segment)).is_some();
+        if !is_made {
             arena.free(segment);
             return None;
         }
-        let bytes = arena.bytes_mut(&mut segment);
-        let (head, tail) = bytes.split_at_mut(headers.len());
+        segment.set_checksum(self.checksum());
+        Some(segment)
+    }
+
+    /// As [`Segments::next`], but writes the packet to the front of `target`; returns its length.
+    /// `None` if all packets are made, or `target` is too short.
+    pub fn write_next(&mut self, frame: &[u8], target: &mut [u8]) -> Option<usize> {
+        let payload = self.next_payload();
+        if payload.is_empty() {
+            return None;
+        }
+        let is_last = payload.end == self.layout.end;
+        let (headers, payload) = (frame.get(..self.headers_bytes)?, frame.get(payload)?);
+        let packet = target.get_mut(..headers.len() + payload.len())?;
+        let (head, tail) = packet.split_at_mut(headers.len());
         head.copy_from_slice(headers);
         tail.copy_from_slice(payload);
-        self.adjust_ip_header(bytes);
-        self.adjust_transport_header(bytes, to == self.layout.end);
-        segment.set_checksum(self.layout.partial_checksum());
+        self.adjust_ip_header(packet);
+        self.adjust_transport_header(packet, is_last);
         self.made += 1;
-        Some(segment)
+        Some(packet.len())
     }
 
     fn adjust_ip_header(&self, bytes: &mut [u8]) {
@@ -199,7 +228,7 @@ pub fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use proptest::prelude::*;
     use tidegate_memory::{ArenaConfig, FrameSize};
     use tidegate_wire::{EthernetHeader, Ipv4Header, Ipv6Header, TcpHeader, UdpHeader};
@@ -212,7 +241,19 @@ mod tests {
         Arena::new(ArenaConfig { frames, frame_size: FrameSize::K2, hugepages: false }).unwrap()
     }
 
-    /// All packets of a frame.
+    /// Packets of a frame, with `segment_bytes` bytes of payload each.
+    pub fn packets_of(frame: &[u8], segment_bytes: usize) -> Vec<Vec<u8>> {
+        let mut segments = Segments::new(Medium::Ethernet, frame, segment_bytes).unwrap();
+        let next = || {
+            let mut packet = vec![0; segments.max_frame_bytes()];
+            let bytes = segments.write_next(frame, &mut packet)?;
+            packet.truncate(bytes);
+            Some(packet)
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    /// All packets of a frame, made in an arena.
     fn split(frame: &[u8], mut segments: Segments) -> Vec<Vec<u8>> {
         let mut arena = arena(64);
         let mut packets = Vec::new();
@@ -231,7 +272,7 @@ mod tests {
         for shape in Shape::all() {
             let shape = Shape { payload_bytes: 4000, ..shape };
             let frame = shape.frame();
-            let segments = Segments::new(&frame, 1000).unwrap();
+            let segments = Segments::new(Medium::Ethernet, &frame, 1000).unwrap();
             assert_eq!(segments.max_frame_bytes(), shape.headers_bytes() + 1000);
             let packets = split(&frame, segments);
             let payload: Vec<u8> = packets
@@ -273,7 +314,7 @@ mod tests {
         for shape in Shape::all() {
             let shape = Shape { payload_bytes: 4000, ..shape };
             let frame = shape.frame();
-            let segments = Segments::for_mtu(&frame, 1500);
+            let segments = Segments::for_mtu(Medium::Ethernet, &frame, 1500);
             assert_eq!(segments.is_some(), shape.is_tcp);
             let link_bytes = if shape.tagged { 18 } else { 14 };
             if let Some(segments) = segments {
@@ -286,7 +327,7 @@ mod tests {
     fn waits_for_a_free_frame() {
         let shape = Shape { payload_bytes: 30, ..Shape::all().next().unwrap() };
         let (frame, mut arena) = (shape.frame(), arena(2));
-        let mut segments = Segments::new(&frame, 10).unwrap();
+        let mut segments = Segments::new(Medium::Ethernet, &frame, 10).unwrap();
         let first = segments.next(&frame, &mut arena).unwrap();
         let second = segments.next(&frame, &mut arena).unwrap();
         assert!(segments.next(&frame, &mut arena).is_none() && !segments.is_finished());
@@ -318,7 +359,7 @@ mod tests {
                 }
             }
             for frame in [bytes, frame] {
-                for segments in [Segments::new(&frame, segment_bytes), Segments::for_mtu(&frame, segment_bytes)] {
+                for segments in [Segments::new(Medium::Ethernet, &frame, segment_bytes), Segments::for_mtu(Medium::Ethernet, &frame, segment_bytes)] {
                     let Some(mut segments) = segments else { continue };
                     while let Some(segment) = segments.next(&frame, &mut arena) {
                         arena.free(segment);

@@ -7,8 +7,8 @@
 use tidegate_memory::Checksum;
 use tidegate_wire::ipv6_extension::Extension;
 use tidegate_wire::{
-    EtherType, EthernetHeader, ExtensionWalk, Ipv4Header, Ipv6Header, Protocol, Sum, TcpHeader,
-    UdpHeader, checksum,
+    EtherType, EthernetHeader, ExtensionWalk, Ipv4Header, Ipv6Header, Medium, Protocol, Sum,
+    TcpHeader, UdpHeader, checksum,
 };
 
 /// Offset of the checksum field in the TCP and in the UDP header, in bytes.
@@ -38,6 +38,16 @@ impl TransportLayout {
     #[inline]
     pub fn parse(frame: &[u8]) -> Option<Self> {
         Self::parse_plain(frame).or_else(|| Self::parse_any(frame))
+    }
+
+    /// As [`TransportLayout::parse`], for a frame of any medium.
+    pub fn parse_on(medium: Medium, frame: &[u8]) -> Option<Self> {
+        match (medium, frame.first()? >> 4) {
+            (Medium::Ethernet, _) => Self::parse(frame),
+            (Medium::Ip, 4) => Self::parse_v4(0, frame),
+            (Medium::Ip, 6) => Self::parse_v6(0, frame),
+            (Medium::Ip, _) => None,
+        }
     }
 
     /// Parses an untagged frame without IP options and extension headers: nearly every frame.

@@ -91,6 +91,11 @@ impl<T> Producer<T> {
         self.shared.slots.len() - used
     }
 
+    /// Number of slots of the ring.
+    pub fn capacity(&self) -> usize {
+        self.shared.slots.len()
+    }
+
     /// Writes the free slot at distance `ahead` from the first slot not yet published.
     ///
     /// # Panics

@@ -369,9 +369,8 @@ impl PacketDevice {
 /// Shares the flows with other network cores, and returns the devices of these: none if that is not
 /// possible.
 fn share_flows(config: &PacketConfig, socket: &Socket) -> Vec<PacketConfig> {
-    // Ports are diverted to one socket, and segments do not go from core to core.
+    // Ports are diverted to one socket.
     let can_share = matches!(config.steering, Steering::Everything | Steering::Addresses(_))
-        && !config.segmentation
         && config.fanout.is_none();
     if config.cores < 2 || !can_share {
         return Vec::new();
@@ -431,9 +430,9 @@ fn begin_split(
 ) {
     // A VLAN tag is added later.
     let max_frame_bytes = max_frame_bytes.saturating_sub(VLAN_TAG_BYTES);
-    if !splitter
-        .begin(max_frame_bytes, |frame| Segments::new(frame, usize::from(header.split_bytes)))
-    {
+    if !splitter.begin(max_frame_bytes, |frame| {
+        Segments::new(Medium::Ethernet, frame, usize::from(header.split_bytes))
+    }) {
         counters.drops.count(DropReason::FrameTooLong);
     }
 }

@@ -121,7 +121,7 @@ impl RdmaDevice {
             let taken = self.endpoint.post_buffers(&offsets[..count]);
             self.posted += taken;
             for &offset in &offsets[taken..count] {
-                arena.reclaim(offset, 0).into_iter().for_each(|frame| arena.free(frame));
+                free_lent(arena, offset);
             }
             if taken < BURST {
                 return;
@@ -136,7 +136,7 @@ impl RdmaDevice {
             let mut count = 0;
             for (offset, is_sent) in reaped.iter() {
                 count += 1;
-                arena.reclaim(offset, 0).into_iter().for_each(|frame| arena.free(frame));
+                free_lent(arena, offset);
                 if !is_sent {
                     self.counters.drops.count(DropReason::TransmitFailed);
                 }
@@ -168,7 +168,7 @@ impl RdmaDevice {
     ) -> io::Result<()> {
         self.posted -= 1;
         if received.status != 0 {
-            arena.reclaim(received.offset, 0).into_iter().for_each(|frame| arena.free(frame));
+            free_lent(arena, received.offset);
             let text = format!("the RDMA device has failed with status {}", received.status);
             return Err(io::Error::other(text));
         }
@@ -190,6 +190,13 @@ impl RdmaDevice {
         self.counters.received_bytes += u64::from(len);
         burst.push_back(frame);
         Ok(())
+    }
+}
+
+/// Frees a frame that was lent to the device.
+fn free_lent(arena: &mut Arena, offset: u64) {
+    if let Some(frame) = arena.reclaim(offset, 0) {
+        arena.free(frame);
     }
 }
 
@@ -262,8 +269,8 @@ impl Device for RdmaDevice {
         self.reap(arena)?;
         let mut taken = 0;
         loop {
-            let mut messages = Vec::with_capacity(BURST);
-            while messages.len() < BURST.min(SEND_DEPTH - self.unsent) {
+            let (mut messages, mut count) = ([Message::new(0, 0, None); BURST], 0);
+            while count < BURST.min(SEND_DEPTH - self.unsent) {
                 let Some(frame) = burst.pop_front() else { break };
                 taken += 1;
                 let data = arena.bytes(&frame);
@@ -273,20 +280,20 @@ impl Device for RdmaDevice {
                     continue;
                 };
                 let (to, len) = (self.peers.find(MacAddr(*destination)), data.len());
-                messages.push(Message::new(arena.lend(frame), len, to));
+                messages[count] = Message::new(arena.lend(frame), len, to);
+                count += 1;
             }
-            let accepted = self.endpoint.send(&messages);
-            let (sent, refused) = messages.split_at(accepted);
+            let accepted = self.endpoint.send(&messages[..count]);
+            let (sent, refused) = messages[..count].split_at(accepted);
             self.unsent += accepted;
             self.counters.transmitted += accepted as u64;
             self.counters.transmitted_bytes += sent.iter().map(Message::bytes).sum::<u64>();
             for message in refused {
                 // Only a message that is not right is refused: there is space for all.
                 self.counters.drops.count(DropReason::TransmitFailed);
-                let frame = arena.reclaim(message.offset(), 0);
-                frame.into_iter().for_each(|frame| arena.free(frame));
+                free_lent(arena, message.offset());
             }
-            if messages.len() < BURST {
+            if count < BURST {
                 return Ok(taken);
             }
         }

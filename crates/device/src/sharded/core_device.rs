@@ -271,9 +271,10 @@ impl Device for CoreDevice {
         match (&mut self.queue, &mut self.uplink) {
             (Some(queue), _) => queue.transmit(arena, burst),
             (None, Some(uplink)) => {
-                let sent = uplink.transmit(arena, burst)?;
-                self.flow_steering.on_sent(self.core, sent);
-                Ok(sent)
+                let before = uplink.transmitted();
+                let taken = uplink.transmit(arena, burst)?;
+                self.flow_steering.on_sent(self.core, uplink.transmitted() - before);
+                Ok(taken)
             }
             (None, None) => Ok(0),
         }
@@ -363,7 +364,7 @@ impl Device for CoreDevice {
             (None, None) => DeviceCounters::default(),
         };
         counters.passed_on = self.dispatcher.passed_on();
-        counters.drops.merge(self.dispatcher.drops());
+        self.dispatcher.add_drops(&mut counters.drops);
         counters
     }
 }

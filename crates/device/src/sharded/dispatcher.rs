@@ -65,8 +65,6 @@ pub(super) struct Dispatcher {
     /// Fragments that are delivered after the first one of their packet; empty between frames.
     early_fragments: Burst,
     drops: DropCounters,
-    /// Frames that other cores got.
-    passed_on: u64,
 }
 
 impl Dispatcher {
@@ -82,17 +80,20 @@ impl Dispatcher {
             fragments: FragmentTable::new(),
             early_fragments: Burst::new(),
             drops: DropCounters::new(),
-            passed_on: 0,
         }
     }
 
-    pub(super) fn drops(&self) -> &DropCounters {
-        &self.drops
+    /// Adds the frames dropped so far.
+    pub(super) fn add_drops(&mut self, drops: &mut DropCounters) {
+        drops.merge(&self.drops);
+        for link in self.links.iter_mut().flatten() {
+            drops.merge(&link.wire.counters().drops);
+        }
     }
 
-    /// Frames that other cores got from this one so far.
+    /// Packets that other cores got from this one so far.
     pub(super) fn passed_on(&self) -> u64 {
-        self.passed_on
+        self.links.iter().flatten().map(|link| link.wire.transmitted()).sum()
     }
 
     /// True if other cores may pass frames on to this one.
@@ -303,7 +304,7 @@ impl Dispatcher {
             if outgoing.is_empty() {
                 continue;
             }
-            self.passed_on += wire.transmit(arena, outgoing)? as u64;
+            wire.transmit(arena, outgoing)?;
             for frame in outgoing.drain(..) {
                 self.drops.count(DropReason::DeviceRingFull);
                 arena.free(frame);

@@ -240,9 +240,9 @@ impl FlowSteering {
         self.handovers.load(Ordering::SeqCst)
     }
 
-    pub(super) fn on_sent(&self, core: usize, frames: usize) {
+    pub(super) fn on_sent(&self, core: usize, packets: u64) {
         if let Some(ring) = self.tx_rings.get(core - 1) {
-            ring.sent.fetch_add(frames as u64, Ordering::Relaxed);
+            ring.sent.fetch_add(packets, Ordering::Relaxed);
         }
     }
 

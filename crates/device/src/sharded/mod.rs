@@ -100,7 +100,7 @@ fn shard_for(
     usage: Usage,
 ) -> io::Result<Vec<CoreDevice>> {
     check(device.capabilities(), cores)?;
-    let capabilities = Capabilities { segmentation: false, ..device.capabilities().clone() };
+    let capabilities = device.capabilities().clone();
     let mut offered = device.offer_queues();
     let mut links = connect(&capabilities, cores, 1 + offered.len(), &usage)?;
     let bells = links.iter().map(|links| Arc::clone(&links.bell)).collect();
@@ -112,13 +112,12 @@ fn shard_for(
     for (core, links) in links.drain(..).enumerate() {
         let open_queue = if core == 0 { None } else { offered.next() };
         let flow_steering = Arc::clone(&flow_steering);
-        devices.push(CoreDevice::new(
-            core,
-            capabilities.clone(),
-            links,
-            open_queue,
-            flow_steering,
-        )?);
+        let capabilities = Capabilities {
+            // A link to another core would cut what the stack has put together.
+            segmentation: capabilities.segmentation && (core == 0 || open_queue.is_some()),
+            ..capabilities.clone()
+        };
+        devices.push(CoreDevice::new(core, capabilities, links, open_queue, flow_steering)?);
     }
     devices[0].set_queue(Some(device))?;
     Ok(devices)
@@ -129,13 +128,6 @@ fn check(capabilities: &Capabilities, cores: usize) -> io::Result<()> {
     let max_mtu = MAX_FRAME_BYTES - LINK_HEADER_BYTES;
     if !(1..=MAX_CORES).contains(&cores) {
         return invalid(format!("the number of network cores must be 1 to {MAX_CORES}"));
-    }
-    if capabilities.segmentation {
-        return invalid(
-            "segmentation offload works on a single network core only: omit --segmentation, or \
-             use one network core"
-                .into(),
-        );
     }
     if capabilities.mtu > max_mtu {
         return invalid(format!(
@@ -163,6 +155,7 @@ fn connect(
             medium: capabilities.medium,
             macs: [capabilities.mac; 2],
             mtu: capabilities.mtu,
+            segmentation: capabilities.segmentation,
             ..MemConfig::default()
         };
         wire_between(&config, ends.map(Arc::clone), capacities)

@@ -4,10 +4,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tidegate_memory::{Arena, Checksum};
-use tidegate_wire::DropCounters;
 use tidegate_wire::DropReason::{
     DeviceInvalidDescriptor, DeviceRingFull, FrameTooLong, NoBuffer, TransmitFailed,
 };
+use tidegate_wire::{DropCounters, Medium};
 
 use super::socket::{Kick, XdpSocket};
 #[cfg(feature = "packet")]
@@ -211,7 +211,8 @@ impl Queue {
         }
         let mtu = self.mtu;
         let begins = self.splitter.begin(arena.max_data_bytes(), |frame| {
-            Segments::for_mtu(frame, mtu).filter(|segments| segments.is_unfilled(frame))
+            Segments::for_mtu(Medium::Ethernet, frame, mtu)
+                .filter(|segments| segments.is_unfilled(frame))
         });
         if !begins {
             self.drops.count(FrameTooLong);

@@ -1,4 +1,5 @@
 mod queues;
+mod segments;
 
 use std::net::IpAddr;
 use std::sync::Mutex;
