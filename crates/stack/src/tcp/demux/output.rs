@@ -98,7 +98,7 @@ impl TcpTable {
         if self.pending.is_empty() {
             return;
         }
-        while let Some((index, turn, remote)) = self.next_pending() {
+        while let Some((index, turn)) = self.next_pending() {
             if !interface.has_space_for_segments(arena) {
                 self.put_pending_back(index, turn);
                 return self.retry_later(now_ns);
@@ -107,22 +107,25 @@ impl TcpTable {
                 self.put_pending_back(index, turn);
                 return self.go_on_later(now_ns);
             }
-            self.flush_connection(interface, now_ns, arena, (index, turn), remote);
+            self.flush_connection(interface, now_ns, arena, index, turn);
         }
     }
 
+    /// Gives a connection its turn. There is space for a segment.
     fn flush_connection(
         &mut self,
         interface: &mut Interface,
         now_ns: u64,
         arena: &mut Arena,
-        (index, turn): (u32, Turn),
-        remote: IpAddr,
+        index: u32,
+        turn: Turn,
     ) {
         let mut space_bytes = self.class_space(interface, index);
         if space_bytes == 0 {
             return;
         }
+        let Some(connection) = self.connections.at(index) else { return };
+        let remote = connection.tuple.remote_ip();
         // Without a path, segments count as lost; the timers of the connection still run.
         let path = interface.path(now_ns, arena, remote);
         let path = path.as_ref().ok();
@@ -134,7 +137,7 @@ impl TcpTable {
             _ => MAX_TURN_SEGMENTS,
         };
         let mut tso: Option<TsoSegment> = None;
-        while segments_left > 0 && space_bytes > 0 && interface.has_space_for_segments(arena) {
+        while segments_left > 0 && space_bytes > 0 {
             let Some(connection) = self.connections.at_mut(index) else { break };
             let Some(out) = connection.poll_output(now_ns, mtu, &mut self.shared) else {
                 break;
@@ -150,7 +153,7 @@ impl TcpTable {
                 let gso_size = complete.effective_gso_size();
                 self.send_on_path(interface, arena, path, &complete.merged, gso_size, index);
             }
-            if !has_more {
+            if !has_more || !interface.has_space_for_segments(arena) {
                 break;
             }
         }

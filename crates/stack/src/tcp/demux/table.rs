@@ -2,7 +2,7 @@
 //! I/O: segments and calls come in, segments and events go out.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use tidegate_memory::probes;
 use tidegate_wire::DropReason;
@@ -461,14 +461,15 @@ impl TcpTable {
         }
     }
 
-    /// Takes the next connection with pending output: its slot, its turn and its remote address.
-    pub(super) fn next_pending(&mut self) -> Option<(u32, Turn, IpAddr)> {
+    /// Takes the next connection with pending output: its slot and its turn.
+    #[inline]
+    pub(super) fn next_pending(&mut self) -> Option<(u32, Turn)> {
         while let Some((index, turn)) = self.pending.pop() {
             if let Some(connection) = self.connections.at_mut(index)
                 && connection.flags.contains(ConnFlags::PENDING)
             {
                 connection.flags.remove(ConnFlags::PENDING);
-                return Some((index, turn, connection.tuple.remote_ip()));
+                return Some((index, turn));
             }
         }
         None
