@@ -1,6 +1,6 @@
 //! Receiving and sending bytes and datagrams.
 
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 
 use libc::{c_int, c_void, iovec, sockaddr, socklen_t};
 use tidegate::UdpSendOptions;
@@ -42,6 +42,49 @@ pub(crate) unsafe fn buffer<'a>(data: *const c_void, len: usize) -> io::Result<&
         (true, _) => Err(os_error(libc::EFAULT)),
         // SAFETY: guaranteed by the caller.
         _ => Ok(unsafe { std::slice::from_raw_parts(data.cast(), len.min(MAX_BYTES)) }),
+    }
+}
+
+/// Buffers to receive into, one after the other.
+///
+/// # Errors
+/// `EFAULT` without buffers, `EINVAL` for fewer than none or more than `IOV_MAX`.
+///
+/// # Safety
+/// `bufs` is null or points to `count` valid buffers.
+pub(crate) unsafe fn read_buffers<'a>(
+    bufs: *const iovec,
+    count: c_int,
+) -> io::Result<Vec<IoSliceMut<'a>>> {
+    let count = buffer_count(bufs, count)?;
+    // SAFETY: guaranteed by the caller.
+    unsafe { arguments::read_buffers(bufs, count) }.ok_or_else(|| os_error(libc::EINVAL))
+}
+
+/// Data to send, one after the other.
+///
+/// # Errors
+/// As [`read_buffers`].
+///
+/// # Safety
+/// As [`read_buffers`].
+pub(crate) unsafe fn write_buffers<'a>(
+    bufs: *const iovec,
+    count: c_int,
+) -> io::Result<Vec<IoSlice<'a>>> {
+    let count = buffer_count(bufs, count)?;
+    // SAFETY: guaranteed by the caller.
+    unsafe { arguments::write_buffers(bufs, count) }.ok_or_else(|| os_error(libc::EINVAL))
+}
+
+/// Number of buffers from C.
+///
+/// # Errors
+/// As [`read_buffers`], without the upper limit.
+fn buffer_count(bufs: *const iovec, count: c_int) -> io::Result<usize> {
+    match usize::try_from(count) {
+        Ok(1..) if bufs.is_null() => Err(os_error(libc::EFAULT)),
+        count => count.map_err(|_| os_error(libc::EINVAL)),
     }
 }
 
@@ -94,7 +137,7 @@ pub(crate) unsafe fn recvfrom(
         unsafe { write_address(&socket, sender, from, from_len) };
         return Ok(len);
     }
-    let received = socket.receive(&mut [io::IoSliceMut::new(data)], flags)?;
+    let received = socket.receive(&mut [IoSliceMut::new(data)], flags)?;
     if !from.is_null() {
         match received.datagram {
             // SAFETY: guaranteed by the caller.
@@ -115,13 +158,8 @@ pub(crate) unsafe fn recvfrom(
 /// `bufs` is null or points to `count` valid buffers.
 pub(crate) unsafe fn readv(fd: c_int, bufs: *const iovec, count: c_int) -> io::Result<usize> {
     let socket = descriptors::socket(fd)?;
-    let count = usize::try_from(count).map_err(|_| os_error(libc::EINVAL))?;
-    if bufs.is_null() && count > 0 {
-        return Err(os_error(libc::EFAULT));
-    }
     // SAFETY: guaranteed by the caller.
-    let mut bufs =
-        unsafe { arguments::read_buffers(bufs, count) }.ok_or_else(|| os_error(libc::EINVAL))?;
+    let mut bufs = unsafe { read_buffers(bufs, count) }?;
     socket.receive(&mut bufs, 0).map(|received| received.len)
 }
 
@@ -174,7 +212,7 @@ pub(crate) unsafe fn sendto(
     }
     // Read again, so that the usual case need not keep it. SAFETY: guaranteed by the caller.
     let to = unsafe { read_address(to, to_len) }?;
-    socket.send(&[io::IoSlice::new(data)], Some(to), UdpSendOptions::default(), flags)
+    socket.send(&[IoSlice::new(data)], Some(to), UdpSendOptions::default(), flags)
 }
 
 /// Sends several buffers.
@@ -186,13 +224,8 @@ pub(crate) unsafe fn sendto(
 /// `bufs` is null or points to `count` valid buffers.
 pub(crate) unsafe fn writev(fd: c_int, bufs: *const iovec, count: c_int) -> io::Result<usize> {
     let socket = descriptors::socket(fd)?;
-    let count = usize::try_from(count).map_err(|_| os_error(libc::EINVAL))?;
-    if bufs.is_null() && count > 0 {
-        return Err(os_error(libc::EFAULT));
-    }
     // SAFETY: guaranteed by the caller.
-    let data =
-        unsafe { arguments::write_buffers(bufs, count) }.ok_or_else(|| os_error(libc::EINVAL))?;
+    let data = unsafe { write_buffers(bufs, count) }?;
     socket.send(&data, None, UdpSendOptions::default(), 0)
 }
 

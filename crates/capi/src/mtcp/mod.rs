@@ -15,7 +15,7 @@ use libc::{
     c_char, c_int, c_ulong, c_void, epoll_event, in_addr_t, iovec, size_t, sockaddr, socklen_t,
     ssize_t,
 };
-use tidegate_posix::arguments::{self, ms_timeout};
+use tidegate_posix::arguments::ms_timeout;
 
 use self::config::MtcpConf;
 use self::context::{Context, Named};
@@ -97,17 +97,6 @@ unsafe fn epoll_wait(
     Ok(count)
 }
 
-/// Number of buffers from C.
-///
-/// # Errors
-/// `EINVAL` for a negative number, `EFAULT` for no buffers.
-fn buffer_count(iov: *const iovec, count: c_int) -> io::Result<usize> {
-    match usize::try_from(count) {
-        Ok(1..) if iov.is_null() => Err(os_error(libc::EFAULT)),
-        count => count.map_err(|_| os_error(libc::EINVAL)),
-    }
-}
-
 /// Reads from the end of a pipe.
 unsafe fn read_pipe(
     context: &Context,
@@ -115,10 +104,8 @@ unsafe fn read_pipe(
     iov: *const iovec,
     count: c_int,
 ) -> io::Result<usize> {
-    let count = buffer_count(iov, count)?;
     // SAFETY: guaranteed by the caller.
-    let buffers = unsafe { arguments::read_buffers(iov, count) };
-    end.read(&context.net, &mut buffers.ok_or_else(|| os_error(libc::EINVAL))?)
+    end.read(&context.net, &mut unsafe { transfer::read_buffers(iov, count) }?)
 }
 
 /// Writes to the end of a pipe.
@@ -128,10 +115,8 @@ unsafe fn write_pipe(
     iov: *const iovec,
     count: c_int,
 ) -> io::Result<usize> {
-    let count = buffer_count(iov, count)?;
     // SAFETY: guaranteed by the caller.
-    let data = unsafe { arguments::write_buffers(iov, count) };
-    end.write(&context.net, &data.ok_or_else(|| os_error(libc::EINVAL))?)
+    end.write(&context.net, &unsafe { transfer::write_buffers(iov, count) }?)
 }
 
 export! {
