@@ -10,17 +10,24 @@ use tidegate_wire::{EtherType, EthernetHeader, Ipv4Header, Ipv6Header, Protocol,
 /// Most bytes that the ring copies.
 const SNAP_BYTES: usize = 64;
 
+/// Unit of the times: the resolution of the table.
+const STEP_NS: u64 = 1 << 18;
+
 /// Runs one input: frames, each with its length before it. Returns the number of frames that are
 /// in a flow.
 pub fn check(mut input: &[u8]) -> u64 {
-    let config =
-        TableConfig { max_flows: 8, active_timeout_ns: 40, inactive_timeout_ns: 10, seed: [3; 16] };
+    let config = TableConfig {
+        max_flows: 8,
+        active_timeout_ns: 40 * STEP_NS,
+        inactive_timeout_ns: 10 * STEP_NS,
+        seed: [3; 16],
+    };
     let mut table = FlowTable::new(&config, 0);
     let (mut frames, mut recorded, mut now_ns) = (0, Traffic::default(), 0);
     while let Some((&len, rest)) = input.split_first() {
         let (frame, rest) = rest.split_at(usize::from(len).min(rest.len()));
         input = rest;
-        now_ns += u64::from(len);
+        now_ns += u64::from(len) * STEP_NS;
         let observation = observe(frame);
         let mut record = |record: &tidegate_apps::monitor::FlowRecord| {
             assert!(record.traffic.packets > 0 && record.first_ns <= record.last_ns);
@@ -28,11 +35,11 @@ pub fn check(mut input: &[u8]) -> u64 {
         };
         if let Some(observation) = observation {
             frames += 1;
-            table.observe(now_ns, &observation, &mut record);
+            table.observe(now_ns, &[observation], &mut record);
         }
         table.expire(now_ns, 1, &mut record);
     }
-    table.record_all(&mut |record| recorded.add(record.traffic));
+    table.record_all(now_ns, &mut |record| recorded.add(record.traffic));
     let counters = *table.counters();
     let mut all = counters.untracked;
     for count in [counters.current, counters.ended, counters.evicted] {

@@ -96,35 +96,43 @@ impl Traffic {
 }
 
 impl FlowKey {
-    /// Bytes of [`FlowKey::to_bytes`].
-    pub const BYTES: usize = 41;
-
-    /// The key as bytes, different for different keys.
+    /// Passes the key to `read` as bytes, different for different keys; those of an IPv4 flow are 16.
+    ///
+    /// Bytes are written as words: the processor could not read bytes as a word right after.
     #[inline]
-    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        bytes[..2].copy_from_slice(&self.vlan.to_be_bytes());
-        match self.kind {
-            FlowKind::Other(ethertype) => bytes[3..5].copy_from_slice(&ethertype.0.to_be_bytes()),
-            FlowKind::Ip(flow) => {
-                bytes[2] = if flow.source.is_ipv4() { 4 } else { 6 };
-                put_address(&mut bytes[3..19], flow.source);
-                put_address(&mut bytes[19..35], flow.destination);
-                bytes[35..37].copy_from_slice(&flow.source_port.to_be_bytes());
-                bytes[37..39].copy_from_slice(&flow.destination_port.to_be_bytes());
-                bytes[39] = flow.protocol.0;
-                bytes[40] = flow.fragment.into();
+    pub fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
+        let vlan = u64::from(self.vlan) << 48;
+        let flow = match self.kind {
+            FlowKind::Other(ethertype) => {
+                return read(&(vlan | u64::from(ethertype.0)).to_be_bytes());
+            }
+            FlowKind::Ip(flow) => flow,
+        };
+        let ports = u64::from(flow.source_port) << 16 | u64::from(flow.destination_port);
+        let protocol = u64::from(flow.fragment) << 40 | u64::from(flow.protocol.0) << 32;
+        let fields = (vlan | protocol | ports).to_be_bytes();
+        match (flow.source, flow.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let addresses =
+                    u64::from(source.to_bits()) << 32 | u64::from(destination.to_bits());
+                read([fields, addresses.to_be_bytes()].as_flattened())
+            }
+            (source, destination) => {
+                let [source, destination] = [source, destination].map(address_bits);
+                let words = [source >> 64, source, destination >> 64, destination];
+                let [a, b, c, d] = words.map(|word| (word as u64).to_be_bytes());
+                read([fields, a, b, c, d].as_flattened())
             }
         }
-        bytes
     }
 }
 
+/// Bits of an address; those of an IPv4 address as of an IPv6 one.
 #[inline]
-fn put_address(bytes: &mut [u8], address: IpAddr) {
+fn address_bits(address: IpAddr) -> u128 {
     match address {
-        IpAddr::V4(v4) => bytes[..4].copy_from_slice(&v4.octets()),
-        IpAddr::V6(v6) => bytes.copy_from_slice(&v6.octets()),
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(v6) => v6.to_bits(),
     }
 }
 

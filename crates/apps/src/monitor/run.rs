@@ -17,7 +17,7 @@ use tidegate_wire::DropCounters;
 
 use super::flow::{FlowKey, Observation, Traffic};
 use super::ipfix::{ExportCounters, Exporter, ExporterConfig, MeteringCounters};
-use super::table::{FlowRecord, FlowTable, Order, Span, TableConfig, TableCounters};
+use super::table::{BATCH, FlowRecord, FlowTable, Order, Span, TableConfig, TableCounters};
 
 /// Interval of the monitor's own work: timeouts of flows, export.
 const TIMER_INTERVAL_NS: u64 = 100_000_000;
@@ -80,6 +80,8 @@ pub struct Monitor {
     idle_detector: Option<IdleDetector>,
     table: FlowTable,
     malformed: DropCounters,
+    /// Frames that are read and not counted yet; empty between two turns.
+    observations: Vec<Observation>,
     export: Option<Export>,
     ring_counters: PassiveCounters,
     report_interval_ns: u64,
@@ -119,6 +121,7 @@ impl Monitor {
             idle_detector: None,
             table: FlowTable::new(&config.table, now_ns),
             malformed: DropCounters::new(),
+            observations: Vec::with_capacity(BATCH),
             export,
             ring_counters: PassiveCounters::default(),
             report_interval_ns: config.report_interval_ns,
@@ -202,13 +205,21 @@ impl Monitor {
     }
 
     fn receive(&mut self, now_ns: u64, quota: u32) -> u32 {
-        let Self { ring, table, malformed, export, .. } = self;
-        ring.receive(quota, |frame| match Observation::parse(frame) {
-            Ok(observation) => table.observe(now_ns, &observation, &mut |record| {
-                Export::push(export, now_ns, record);
-            }),
+        let Self { ring, table, malformed, observations, export, .. } = self;
+        let mut record = |record: &FlowRecord| Export::push(export, now_ns, record);
+        let taken = ring.receive(quota, |frame| match Observation::parse(frame) {
+            Ok(observation) => {
+                observations.push(observation);
+                if observations.len() == BATCH {
+                    table.observe(now_ns, observations, &mut record);
+                    observations.clear();
+                }
+            }
             Err(reason) => malformed.count(reason),
-        })
+        });
+        table.observe(now_ns, observations, &mut record);
+        observations.clear();
+        taken
     }
 
     /// Applies the timeouts of flows. When all that is due is done, also exports, and reads the
@@ -276,7 +287,7 @@ impl Monitor {
         let mut send = |message: &[u8]| socket.send(message).is_ok();
         // A collector that has missed the templates can read the last records.
         exporter.announce(now_ns, &metering, &mut send);
-        table.record_all(&mut |record| exporter.push(now_ns, record, &mut send));
+        table.record_all(now_ns, &mut |record| exporter.push(now_ns, record, &mut send));
         exporter.finish(now_ns, &metering, &mut send);
     }
 

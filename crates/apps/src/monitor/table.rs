@@ -12,6 +12,8 @@
 //! and every packet is in exactly one of: the flows in the table, ended flows, evicted flows,
 //! untracked packets.
 
+use std::hint::black_box;
+
 use fastrand::Rng;
 use siphasher::sip::SipHasher13;
 
@@ -20,6 +22,14 @@ use tidegate_wire::EtherType;
 
 /// Places of a bucket.
 pub const WAYS: usize = 8;
+
+/// Maximum number of observations for one call of [`FlowTable::observe`] that pays off.
+pub const BATCH: usize = 32;
+
+/// A tick is 2^18 ns.
+const TICK_BITS: u32 = 18;
+/// Longest inactive timeout in ticks: 12 days. Ticks begin anew after 13, and a flow ends before.
+const MAX_TIMEOUT: u32 = u32::MAX / 16 * 15;
 
 /// Time in which [`FlowTable::expire`] examines the whole table once.
 const EXPIRE_PERIOD_NS: u64 = 1_000_000_000;
@@ -31,7 +41,7 @@ pub struct TableConfig {
     pub max_flows: usize,
     /// Time after which a flow that goes on gets a record, in nanoseconds.
     pub active_timeout_ns: u64,
-    /// Time without a packet after which a flow ends, in nanoseconds.
+    /// Time without a packet after which a flow ends, in nanoseconds; 12 days at most.
     pub inactive_timeout_ns: u64,
     /// Secret seed of the hash and of the choice of evicted flows.
     pub seed: [u8; 16],
@@ -60,7 +70,7 @@ pub struct FlowRecord {
     pub traffic: Traffic,
     /// Time of the first packet since the last record.
     pub first_ns: u64,
-    /// Time of the last packet.
+    /// Time of the last packet, up to 0.3 ms too early.
     pub last_ns: u64,
     /// All TCP flags of these packets.
     pub tcp_flags: u8,
@@ -119,43 +129,73 @@ struct Bucket {
     tags: [u16; WAYS],
     /// Packets of each flow, up to the maximum of the type.
     packets: [u16; WAYS],
-    /// Time of the last packet of each flow, in ticks of 2^20 ns.
+    /// Time of the last packet of each flow, in ticks.
     seen: [u32; WAYS],
 }
 
+impl Bucket {
+    /// Places with this tag, a bit each: mostly one if the table has the flow, else none.
+    #[inline]
+    fn candidates(&self, tag: u16) -> u32 {
+        let bit = |(way, &other): (usize, &u16)| u32::from(other == tag) << way;
+        self.tags.iter().enumerate().map(bit).sum()
+    }
+
+    /// Ticks since the last packet of a flow.
+    #[inline]
+    fn unseen(&self, way: usize, now_ns: u64) -> u32 {
+        ticks(now_ns).wrapping_sub(self.seen[way])
+    }
+}
+
+/// State of a flow that each of its packets needs: one cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 struct Entry {
     key: FlowKey,
     traffic: Traffic,
-    /// Part of `traffic` that is in records.
-    recorded: Traffic,
-    /// Part of `traffic` that [`FlowTable::top`] has listed.
-    listed: Traffic,
-    /// Time of the first packet since the last record.
-    first_ns: u64,
-    last_ns: u64,
     /// Flags since the last record.
     tcp_flags: u8,
+    /// All traffic is in records.
+    is_recorded: bool,
 }
+
+const _: () = assert!(size_of::<Bucket>() == 64 && size_of::<Entry>() == 64);
 
 const NO_FLOW: Entry = Entry {
     key: FlowKey { vlan: 0, kind: FlowKind::Other(EtherType(0)) },
     traffic: Traffic { packets: 0, bytes: 0 },
-    recorded: Traffic { packets: 0, bytes: 0 },
-    listed: Traffic { packets: 0, bytes: 0 },
-    first_ns: 0,
-    last_ns: 0,
     tcp_flags: 0,
+    is_recorded: true,
 };
+
+/// State of a flow that its records and lists need.
+#[derive(Clone, Copy, Debug, Default)]
+struct History {
+    /// Part of the traffic that is in records.
+    recorded: Traffic,
+    /// Part of the traffic that [`FlowTable::top`] has listed.
+    listed: Traffic,
+    /// Time of the first packet since the last record.
+    first_ns: u64,
+}
+
+/// Bucket of a flow and its tag there.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    bucket: usize,
+    tag: u16,
+}
 
 /// Table of flows. Times are in nanoseconds of any clock that does not go back.
 pub struct FlowTable {
     buckets: Box<[Bucket]>,
     entries: Box<[Entry]>,
+    histories: Box<[History]>,
     hasher: SipHasher13,
     rng: Rng,
     active_timeout_ns: u64,
-    inactive_timeout_ns: u64,
+    inactive_timeout: u32,
     counters: TableCounters,
     /// Next bucket to examine for timeouts, and the time until which buckets were due.
     next_bucket: usize,
@@ -171,10 +211,12 @@ impl FlowTable {
         Self {
             buckets: vec![Bucket::default(); flows / WAYS].into(),
             entries: vec![NO_FLOW; flows].into(),
+            histories: vec![History::default(); flows].into(),
             hasher: SipHasher13::new_with_keys(low, high),
             rng: Rng::with_seed(low ^ high.rotate_left(32)),
             active_timeout_ns: config.active_timeout_ns,
-            inactive_timeout_ns: config.inactive_timeout_ns,
+            inactive_timeout: u32::try_from(config.inactive_timeout_ns >> TICK_BITS)
+                .map_or(MAX_TIMEOUT, |timeout| timeout.min(MAX_TIMEOUT)),
             counters: TableCounters::default(),
             next_bucket: 0,
             expired_until_ns: now_ns,
@@ -191,23 +233,67 @@ impl FlowTable {
         &self.counters
     }
 
-    /// Counts a frame. The record of a flow that is evicted for it goes to `record`.
-    #[inline]
+    /// Counts frames. The records of flows that are evicted for them go to `record`.
+    ///
+    /// The processor loads what one frame needs while it waits for that of another.
     pub fn observe(
         &mut self,
         now_ns: u64,
+        observations: &[Observation],
+        record: &mut impl FnMut(&FlowRecord),
+    ) {
+        for observations in observations.chunks(BATCH) {
+            let mut slots = [Slot::default(); BATCH];
+            for (slot, observation) in slots.iter_mut().zip(observations) {
+                *slot = self.slot(&observation.key);
+            }
+            let slots = &slots[..observations.len()];
+            for &Slot { bucket, tag } in slots {
+                // Without a branch, which would wait for the tags.
+                let way = self.buckets[bucket].candidates(tag).trailing_zeros() as usize % WAYS;
+                black_box(self.entries[bucket * WAYS + way].tcp_flags);
+            }
+            for (&slot, observation) in slots.iter().zip(observations) {
+                self.count(now_ns, slot, observation, record);
+            }
+        }
+    }
+
+    #[inline]
+    fn slot(&self, key: &FlowKey) -> Slot {
+        let hash = key.with_bytes(|bytes| self.hasher.hash(bytes));
+        let bucket = hash as usize & (self.buckets.len() - 1);
+        Slot { bucket, tag: ((hash >> 48) as u16).max(1) }
+    }
+
+    /// Place of a flow in its bucket, if the table has the flow.
+    #[inline]
+    fn find(&self, Slot { bucket, tag }: Slot, key: &FlowKey) -> Option<usize> {
+        let mut candidates = self.buckets[bucket].candidates(tag);
+        while candidates != 0 {
+            let way = candidates.trailing_zeros() as usize;
+            if self.entries[bucket * WAYS + way].key == *key {
+                return Some(way);
+            }
+            candidates &= candidates - 1;
+        }
+        None
+    }
+
+    /// Counts a frame.
+    #[inline]
+    fn count(
+        &mut self,
+        now_ns: u64,
+        slot: Slot,
         observation: &Observation,
         record: &mut impl FnMut(&FlowRecord),
     ) {
         let Observation { key, traffic, tcp_flags } = *observation;
         self.counters.observed.add(traffic);
-        let hash = self.hasher.hash(&key.to_bytes());
-        let at = hash as usize & (self.buckets.len() - 1);
-        let tag = ((hash >> 48) as u16).max(1);
-        let found = (0..WAYS).find(|&way| {
-            self.buckets[at].tags[way] == tag && self.entries[at * WAYS + way].key == key
-        });
-        let Some(way) = found.or_else(|| self.admit(now_ns, at, tag, key, record)) else {
+        let Slot { bucket: at, tag } = slot;
+        let Some(way) = self.find(slot, &key).or_else(|| self.admit(now_ns, at, tag, key, record))
+        else {
             self.counters.untracked.add(traffic);
             return;
         };
@@ -217,11 +303,10 @@ impl FlowTable {
         bucket.packets[way] = bucket.packets[way].saturating_add(packets);
         bucket.seen[way] = ticks(now_ns);
         let entry = &mut self.entries[at * WAYS + way];
-        if entry.traffic == entry.recorded {
-            entry.first_ns = now_ns;
+        if std::mem::take(&mut entry.is_recorded) {
+            self.histories[at * WAYS + way].first_ns = now_ns;
         }
         entry.traffic.add(traffic);
-        entry.last_ns = now_ns;
         entry.tcp_flags |= tcp_flags;
     }
 
@@ -236,40 +321,41 @@ impl FlowTable {
         record: &mut impl FnMut(&FlowRecord),
     ) -> Option<usize> {
         let bucket = &self.buckets[at];
-        let (now, timeout) = (ticks(now_ns), ticks(self.inactive_timeout_ns));
-        let unseen = |way: usize| now.wrapping_sub(bucket.seen[way]);
         let free = (0..WAYS).find(|&way| bucket.tags[way] == 0);
-        let ended = || (0..WAYS).find(|&way| unseen(way) > timeout);
+        let ended = || (0..WAYS).find(|&way| bucket.unseen(way, now_ns) > self.inactive_timeout);
         let way = if let Some(way) = free {
             way
         } else if let Some(way) = ended() {
-            self.remove(at, way, EndReason::Idle, record);
+            self.remove(now_ns, at, way, EndReason::Idle, record);
             way
         } else {
-            let smallest = (0..WAYS).min_by_key(|&way| (bucket.packets[way], !unseen(way)))?;
+            let smallest =
+                (0..WAYS).min_by_key(|&way| (bucket.packets[way], !bucket.unseen(way, now_ns)))?;
             let packets = u32::from(bucket.packets[smallest]);
             if self.rng.u32(0..=packets) > 0 {
                 return None;
             }
-            self.remove(at, smallest, EndReason::Evicted, record);
+            self.remove(now_ns, at, smallest, EndReason::Evicted, record);
             smallest
         };
         self.counters.current.flows += 1;
         let bucket = &mut self.buckets[at];
         (bucket.tags[way], bucket.packets[way]) = (tag, 0);
         self.entries[at * WAYS + way] = Entry { key, ..NO_FLOW };
+        self.histories[at * WAYS + way] = History::default();
         Some(way)
     }
 
     /// Removes a flow, with its last record.
     fn remove(
         &mut self,
+        now_ns: u64,
         at: usize,
         way: usize,
         reason: EndReason,
         record: &mut impl FnMut(&FlowRecord),
     ) {
-        self.record(at, way, reason, record);
+        self.record(now_ns, at, way, reason, record);
         self.buckets[at].tags[way] = 0;
         let traffic = self.entries[at * WAYS + way].traffic;
         let TableCounters { current, ended, evicted, .. } = &mut self.counters;
@@ -283,25 +369,28 @@ impl FlowTable {
     /// Makes a record of the traffic since the last record, if there was any.
     fn record(
         &mut self,
+        now_ns: u64,
         at: usize,
         way: usize,
         reason: EndReason,
         record: &mut impl FnMut(&FlowRecord),
     ) {
         let entry = &mut self.entries[at * WAYS + way];
-        if entry.traffic == entry.recorded {
+        if std::mem::replace(&mut entry.is_recorded, true) {
             return;
         }
+        let History { recorded, first_ns, .. } = &mut self.histories[at * WAYS + way];
+        let unseen = self.buckets[at].unseen(way, now_ns);
+        let last_tick = (now_ns >> TICK_BITS).saturating_sub(unseen.into());
         record(&FlowRecord {
             key: entry.key,
-            traffic: entry.traffic.since(entry.recorded),
-            first_ns: entry.first_ns,
-            last_ns: entry.last_ns,
-            tcp_flags: entry.tcp_flags,
+            traffic: entry.traffic.since(*recorded),
+            first_ns: *first_ns,
+            last_ns: (last_tick << TICK_BITS).max(*first_ns),
+            tcp_flags: std::mem::take(&mut entry.tcp_flags),
             reason,
         });
-        entry.recorded = entry.traffic;
-        entry.tcp_flags = 0;
+        *recorded = entry.traffic;
     }
 
     /// Applies the timeouts to the part of the table that is due, at most `max_buckets` buckets; to
@@ -330,24 +419,25 @@ impl FlowTable {
 
     fn expire_bucket(&mut self, now_ns: u64, at: usize, record: &mut impl FnMut(&FlowRecord)) {
         for way in 0..WAYS {
-            if self.buckets[at].tags[way] == 0 {
+            let bucket = &self.buckets[at];
+            if bucket.tags[way] == 0 {
                 continue;
             }
-            let entry = &self.entries[at * WAYS + way];
-            if now_ns.saturating_sub(entry.last_ns) > self.inactive_timeout_ns {
-                self.remove(at, way, EndReason::Idle, record);
-            } else if now_ns.saturating_sub(entry.first_ns) > self.active_timeout_ns {
-                self.record(at, way, EndReason::Active, record);
+            let first_ns = self.histories[at * WAYS + way].first_ns;
+            if bucket.unseen(way, now_ns) > self.inactive_timeout {
+                self.remove(now_ns, at, way, EndReason::Idle, record);
+            } else if now_ns.saturating_sub(first_ns) > self.active_timeout_ns {
+                self.record(now_ns, at, way, EndReason::Active, record);
             }
         }
     }
 
     /// Makes the last record of every flow. The table keeps the flows.
-    pub fn record_all(&mut self, record: &mut impl FnMut(&FlowRecord)) {
+    pub fn record_all(&mut self, now_ns: u64, record: &mut impl FnMut(&FlowRecord)) {
         for at in 0..self.buckets.len() {
             for way in 0..WAYS {
                 if self.buckets[at].tags[way] != 0 {
-                    self.record(at, way, EndReason::Forced, record);
+                    self.record(now_ns, at, way, EndReason::Forced, record);
                 }
             }
         }
@@ -365,15 +455,15 @@ impl FlowTable {
             found.sort_unstable_by_key(|(_, traffic)| std::cmp::Reverse(size(traffic)));
             found.truncate(count);
         };
-        for (at, entry) in self.entries.iter_mut().enumerate() {
+        for (at, (entry, history)) in self.entries.iter().zip(&mut self.histories).enumerate() {
             if self.buckets[at / WAYS].tags[at % WAYS] == 0 {
                 continue;
             }
             let traffic = match span {
                 Span::Whole => entry.traffic,
                 Span::SinceLast => {
-                    let traffic = entry.traffic.since(entry.listed);
-                    entry.listed = entry.traffic;
+                    let traffic = entry.traffic.since(history.listed);
+                    history.listed = entry.traffic;
                     traffic
                 }
             };
@@ -389,10 +479,10 @@ impl FlowTable {
     }
 }
 
-/// Time in the unit of [`Bucket::seen`].
+/// Time in ticks, which begin anew after 13 days.
 #[inline]
 fn ticks(now_ns: u64) -> u32 {
-    (now_ns >> 20) as u32
+    (now_ns >> TICK_BITS) as u32
 }
 
 #[cfg(test)]

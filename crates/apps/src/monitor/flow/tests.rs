@@ -202,6 +202,7 @@ fn keys_differ_as_bytes() {
     ];
     let tagged: Vec<_> = keys.iter().map(|key| FlowKey { vlan: 7, ..*key }).collect();
     keys.extend(tagged);
-    let bytes: std::collections::HashSet<_> = keys.iter().map(FlowKey::to_bytes).collect();
+    let bytes: std::collections::HashSet<_> =
+        keys.iter().map(|key| key.with_bytes(<[u8]>::to_vec)).collect();
     assert_eq!(bytes.len(), keys.len());
 }
