@@ -246,23 +246,31 @@ ceiling-pps = 1
 
 #[test]
 fn gate_that_refuses_known_traffic_withdraws_for_a_time() {
-    if !is_root("refusals of a gate") {
+    if !is_root("refusals of a gate") || !has_programs("the same", &["dnsperf"]) {
         return;
     }
     let host = AnnouncedHost::new();
     let _commands = serve_bird(&host.path("bird"));
     std::fs::write(host.path("gate.toml"), FULL_GATE).unwrap();
-    let _server = host.serve_with(&["--config", &host.text("gate.toml")]);
+    std::fs::write(host.path("queries"), "www.example.test A\n").unwrap();
+    let _server = host.serve_with(&["--config", &host.text("gate.toml"), "--rate-limit", "0"]);
     let refused = ["--refused-for", "0.1", "--known-class", "pings", "--hold", "0.5"];
     // Checks that fail under a full gate do not count.
     let _announcer = host.announce(&[&refused[..], &["--fall", "1000000"]].concat());
     host.wait_until_up(true);
+    let start = |program: &str, flags: &[&str]| {
+        let mut command = host.testbed.client().command(program);
+        ChildProcess::new(command.args(flags).stdout(Stdio::null()))
+    };
     for address in [SERVER_V4, SERVER_V6] {
-        let mut ping = host.testbed.client().command("ping");
-        let pings = ChildProcess::new(ping.args(["-q", "-f", "-l", "200", address]));
+        // Thousands of queries wait in the device: it is never empty.
+        let queries = host.text("queries");
+        let load = ["-s", address, "-d", &queries, "-c", "16", "-q", "4000", "-l", "600"];
+        let load = start("dnsperf", &load);
+        let pings = start("ping", &["-q", "-f", address]);
         host.wait_until_up(false);
         assert_eq!(host.drain(&["--status"])["reason"], "known_refused");
-        drop(pings);
+        drop((load, pings));
         host.wait_until_up(true);
     }
 }
