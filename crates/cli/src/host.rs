@@ -121,7 +121,8 @@ pub(crate) struct HostOptions {
     /// Receive queue to serve; may be repeated [default: all]
     #[arg(long, value_name = "QUEUE")]
     queue: Vec<u32>,
-    /// Number of queues to open in each direction of a DPDK device [default: 1]
+    /// Number of queues to open in each direction of a DPDK device [default: one for each network
+    /// core; a memif has one]
     #[arg(long, value_name = "COUNT")]
     queues: Option<NonZeroU16>,
     /// Maximum number of packets per busy poll of a receive queue; 0 uses interrupts instead

@@ -72,11 +72,15 @@ fn applications_migrate_between_cores_under_load() {
         (&["xdp"], Testbed::with_queues(2)),
         (&["packet"], Testbed::new(DeviceKind::Packet)),
         (&["packet", "--segmentation"], Testbed::new(DeviceKind::Packet)),
+        #[cfg(feature = "dpdk")]
+        (&["dpdk:net_af_packet0,qpairs=2,iface="], Testbed::new(DeviceKind::DpdkPacket)),
     ];
     for (io, testbed) in testbeds {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
         let control_flags = ["--cores", "2", "--control", control.to_str().unwrap(), "--io"];
+        let dpdk = format!("{}{}", io[0], testbed.device());
+        let io = if io[0].starts_with("dpdk:") { &[&*dpdk] } else { io };
         let daemon = Daemon::start(&testbed, &[&control_flags[..], io].concat());
         let _redis = daemon.run_server(&REDIS, 6379);
         let _memcached =
@@ -351,6 +355,49 @@ fn server_reads_a_queue_on_each_core() {
         // Flows cross only while a core has no queue; a few advertisements always do.
         let passing = of_cores("passed_on").into_iter().filter(|&passed| passed > 20).count();
         assert_eq!(passing, if queues == cores { 0 } else { queues }, "{report}");
+    }
+}
+
+/// As [`server_reads_a_queue_on_each_core`], for DPDK devices: the kernel spreads the flows.
+#[cfg(feature = "dpdk")]
+#[test]
+fn server_reads_a_dpdk_queue_on_each_core() {
+    if !can_run("queues of DPDK", &[]) {
+        return;
+    }
+    let veth = || Testbed::new(DeviceKind::DpdkPacket);
+    for (testbed, device, cores) in [
+        (veth(), "net_af_packet0,qpairs=2", "2"),
+        // Queues 0 and 2 are the first core's.
+        (veth(), "net_af_packet0,qpairs=3", "2"),
+        (Testbed::without_device(), "net_tap0", "3"),
+    ] {
+        let io = format!("dpdk:{device},iface={}", testbed.device());
+        let addresses = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
+        let mut flags = vec!["--listen", "7777", "--cores", cores, "--io", &io];
+        flags.extend(["--address", &addresses[0], "--address", &addresses[1]]);
+        if device.ends_with('3') {
+            flags.extend(["--queues", "3"]);
+        }
+        let serve = |service: &[&str]| {
+            let server = testbed.start(&[service, &flags].concat());
+            if let Testbed::Tap(_) = testbed {
+                testbed.give_client_addresses();
+            }
+            server
+        };
+        let server = serve(&["echo"]);
+        exchange_datagrams(&testbed, 7777);
+        let report = server.stop();
+        assert_eq!(report["answers"], 2 * 64 * 3, "{report}");
+        assert!(of_cores(&report, "delivered").iter().all(|&core| core > 0), "{report}");
+        let passing = of_cores(&report, "passed_on").into_iter().filter(|&passed| passed > 20);
+        assert_eq!(passing.count(), 0, "{report}");
+
+        let server = serve(&["echo", "--tcp"]);
+        exchange_streams(&testbed, 7777);
+        let report = server.stop();
+        assert!(of_cores(&report, "handled").iter().all(|&core| core > 30), "{report}");
     }
 }
 

@@ -63,7 +63,11 @@ impl Drop for RunningCommand {
 }
 
 fn route(testbed: &RouterTestbed, kind: &str, more: &[&str]) -> RunningCommand {
-    let io_flags = testbed.device_flags(kind);
+    let mut io_flags = testbed.device_flags(kind);
+    if more.contains(&"--cores") {
+        // DPDK's driver opens as many sockets as it is told.
+        io_flags = io_flags.map(|flag| flag.replace(",iface=", ",qpairs=2,iface="));
+    }
     let mut arguments = vec!["route"];
     arguments.extend(io_flags.iter().map(String::as_str));
     arguments.extend(more);
@@ -109,9 +113,9 @@ const DEVICES_AND_MODES: [(&str, &[&str]); 2] =
 const SHARED_DEVICES: [(&str, &[&str]); 2] =
     [("packet", &["--cores", "3"]), ("xdp", &["--cores", "2"])];
 
-/// DPDK devices have one core.
+/// Devices that several network cores share.
 #[cfg(feature = "dpdk")]
-const SHARED_DEVICES: [(&str, &[&str]); 0] = [];
+const SHARED_DEVICES: [(&str, &[&str]); 1] = [("dpdk", &["--cores", "2"])];
 
 /// True if IPv4 fragments are forwarded. With DPDK's driver the kernel reassembles them, for
 /// a buffer one frame long.
@@ -208,6 +212,8 @@ fn several_network_cores_need_as_many_queues_and_no_filter() {
         ("xdp", &["--cores", "3"][..], "receive queues for 2 network cores, not for 3"),
         ("packet", &["--cores", "2", "--filter", "/nonexistent"], "omit --filter"),
         ("packet", &["--cores", "65"], "give 1 to 64"),
+        #[cfg(feature = "dpdk")]
+        ("dpdk", &["--cores", "2"], "receive queues for 1 network cores, not for 2"),
     ] {
         let mut command = testbed.router.command(env!("CARGO_BIN_EXE_tidegate"));
         let output = command.arg("route").args(testbed.device_flags(kind)).args(flags).output();

@@ -7,6 +7,7 @@
 #ifndef TIDEGATE_DEVICE_H
 #define TIDEGATE_DEVICE_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include <rte_mbuf.h>
@@ -17,9 +18,6 @@
 #define BURST 128
 #define DRIVER_BYTES 32
 #define STATISTIC_BYTES 64
-
-// All frames are transmitted through one ring, which preserves their order.
-enum { TRANSMIT_QUEUE = 0 };
 
 // Number of buffers of a device that needs DPDK's own memory: for its rings and for packets
 // in flight.
@@ -57,10 +55,10 @@ struct dpdk_burst {
     struct dpdk_packet packets[BURST];
 };
 
-// State and capabilities of a device.
-struct dpdk_device {
-    uint16_t port;
+// Properties of a device, which do not change once it is planned.
+struct dpdk_info {
     uint16_t mtu;
+    // Queues in each direction: planned, and at most.
     uint16_t queues;
     uint16_t queues_max;
     // Maximum frames per burst. Each burst publishes its progress to the peer once: with 64 a
@@ -70,31 +68,63 @@ struct dpdk_device {
     uint8_t mac[6];
     uint8_t receive_checksum;
     uint8_t transmit_checksum;
-    uint8_t has_interrupts;
-    uint8_t runs;
     // RSS: received flows are distributed over the queues.
     uint8_t has_rss;
-    // The buffers are frames of the arena.
+    // The buffers are frames of the arenas.
     uint8_t takes_frames;
-    uint8_t is_card;
-    // The driver has handlers that free memory used by receive and transmit, and that use
-    // memory freed by close.
-    uint8_t has_handlers;
     // TSO is enabled.
     uint8_t cuts;
     char driver[DRIVER_BYTES];
-    struct dpdk_pool pool;
-    // Mbufs for chains; NULL without TSO.
-    struct rte_mempool *links;
-    // Number of mbufs in the pool at the end of its last turn.
-    uint32_t level;
+};
+
+// Maximum number of threads that share a device.
+#define USERS 64
+
+struct dpdk_queues;
+
+// A device. Its threads have queues of their own.
+struct dpdk_device {
+    struct dpdk_info info;
+    uint16_t port;
+    uint8_t is_card;
+    uint8_t has_interrupts;
+    // The driver has handlers that free memory used by receive and transmit, and that use
+    // memory freed by close.
+    uint8_t has_handlers;
+    // Bursts are announced (handlers.h): there are handlers, or several threads, one of which
+    // closes the device.
+    uint8_t announces_bursts;
+    uint8_t is_started;
+    // Bursts are possible. Set only while the device is started.
+    atomic_uchar runs;
+    uint32_t frame_shift;
     struct rte_device *device;
+    // Threads that the device waits for before it starts, and the queues of those that have come.
+    unsigned users;
+    unsigned joined;
+    struct dpdk_queues *queues[USERS];
     // The step that failed, for error messages.
     const char *step;
 };
 
+// Queues that one thread uses: first, first + users, and so on, in each direction. All frames are
+// transmitted through the first, which preserves their order.
+struct dpdk_queues {
+    struct dpdk_device *device;
+    uint16_t first;
+    // Maximum number of descriptors of each ring.
+    uint16_t descriptors;
+    // Number of mbufs in the pool at the end of its last turn.
+    uint32_t level;
+    struct dpdk_pool pool;
+    // Mbufs for chains; NULL without TSO.
+    struct rte_mempool *links;
+    // Announces the bursts of this thread.
+    unsigned slot;
+};
+
 // Receives and frees waiting frames: a driver may leak frames left in its rings. Bounded,
-// because a driver that generates frames never runs dry.
+// because a driver that generates frames never runs dry. No thread may be in a burst.
 void dpdk_drain(struct dpdk_device *device);
 
 #endif

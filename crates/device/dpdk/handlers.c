@@ -112,19 +112,48 @@ void dpdk_among_handlers(void (*work)(void *argument), void *argument)
     sem_destroy(&task.is_done);
 }
 
-// Set while a thread excludes handlers, by port. Each flag has its own cache line, because its
-// thread writes it in every burst.
+// Set while a thread is in a burst, by slot. Each flag has its own cache line, because its thread
+// writes it in every burst.
+#define SLOTS 256
 static struct {
     atomic_int inside;
-} __rte_cache_aligned ports[RTE_MAX_ETHPORTS];
+} __rte_cache_aligned slots[SLOTS];
+
+// Slots in use, and the number of slots that were ever in use.
+static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
+static uint8_t is_taken[SLOTS];
+static atomic_uint slots_used;
+
+int dpdk_take_slot(unsigned *slot)
+{
+    unsigned number = 0;
+    pthread_mutex_lock(&slots_lock);
+    while (number < SLOTS && is_taken[number])
+        number++;
+    if (number < SLOTS) {
+        is_taken[number] = 1;
+        if (number >= slots_used)
+            slots_used = number + 1;
+    }
+    pthread_mutex_unlock(&slots_lock);
+    *slot = number;
+    return number < SLOTS ? 0 : ENOSPC;
+}
+
+void dpdk_return_slot(unsigned slot)
+{
+    pthread_mutex_lock(&slots_lock);
+    is_taken[slot] = 0;
+    pthread_mutex_unlock(&slots_lock);
+}
 
 // Set while handlers may run or wait to run.
 static atomic_int is_their_turn;
 
 // Each side announces its action, then reads the announcement of the other side.
-// Both sides need a barrier between the two steps. The handler thread issues it for
-// all threads with membarrier(2), so that a burst needs none. Without that system call both
-// sides issue their own.
+// Both sides need a barrier between the two steps. The handler thread, or the one that closes a
+// device, issues it for all threads with membarrier(2), so that a burst needs none. Without that
+// system call both sides issue their own.
 static int barrier_of_all;
 
 static void begin_barriers(void)
@@ -148,20 +177,31 @@ static void heavy_barrier(void)
         syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
 }
 
+static void await_burst(unsigned slot)
+{
+    unsigned looks = 0;
+    while (atomic_load_explicit(&slots[slot].inside, memory_order_acquire)) {
+        // A burst takes some microseconds while its thread is running.
+        if (looks++ < BURST_LOOKS)
+            rte_pause();
+        else
+            usleep(PAUSE_US);
+    }
+}
+
+void dpdk_await_bursts(const unsigned *numbers, unsigned count)
+{
+    heavy_barrier();
+    for (unsigned i = 0; i < count; i++)
+        await_burst(numbers[i]);
+}
+
 static void take_turn(void)
 {
     atomic_store_explicit(&is_their_turn, 1, memory_order_relaxed);
     heavy_barrier();
-    unsigned looks = 0;
-    for (uint16_t port = 0; port < RTE_MAX_ETHPORTS; port++) {
-        while (atomic_load_explicit(&ports[port].inside, memory_order_acquire)) {
-            // A burst takes some microseconds while its thread is running.
-            if (looks++ < BURST_LOOKS)
-                rte_pause();
-            else
-                usleep(PAUSE_US);
-        }
-    }
+    for (unsigned slot = 0; slot < slots_used; slot++)
+        await_burst(slot);
     is_new_turn = 1;
     ring();
 }
@@ -218,6 +258,7 @@ static void on_bell(void *nothing)
 
 int dpdk_handlers_start(void)
 {
+    begin_barriers();
     bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (bell < 0)
         return errno;
@@ -233,7 +274,6 @@ static void watch(void *port)
     is_watched[*(uint16_t *)port] = 1;
     if (!takes_turns) {
         takes_turns = 1;
-        begin_barriers();
         take_turn();
     }
 }
@@ -248,16 +288,16 @@ void dpdk_unwatch_handlers(uint16_t port)
     is_watched[port] = 0;
 }
 
-int dpdk_keep_handlers_out(uint16_t port)
+int dpdk_keep_handlers_out(unsigned slot)
 {
     static __thread unsigned refused;
-    atomic_store_explicit(&ports[port].inside, 1, memory_order_relaxed);
+    atomic_store_explicit(&slots[slot].inside, 1, memory_order_relaxed);
     light_barrier();
     if (likely(!atomic_load_explicit(&is_their_turn, memory_order_acquire))) {
         refused = 0;
         return 1;
     }
-    dpdk_let_handlers_in(port);
+    dpdk_let_handlers_in(slot);
     if (++refused > PATIENCE) {
         refused = 0;
         usleep(PAUSE_US);
@@ -265,13 +305,13 @@ int dpdk_keep_handlers_out(uint16_t port)
     return 0;
 }
 
-void dpdk_await_handlers(uint16_t port)
+void dpdk_await_handlers(unsigned slot)
 {
-    while (!dpdk_keep_handlers_out(port))
+    while (!dpdk_keep_handlers_out(slot))
         usleep(PAUSE_US);
 }
 
-void dpdk_let_handlers_in(uint16_t port)
+void dpdk_let_handlers_in(unsigned slot)
 {
-    atomic_store_explicit(&ports[port].inside, 0, memory_order_release);
+    atomic_store_explicit(&slots[slot].inside, 0, memory_order_release);
 }

@@ -16,16 +16,24 @@ int dpdk_handlers_start(void);
 // can unregister its handlers.
 void dpdk_among_handlers(void (*work)(void *argument), void *argument);
 
-// Until dpdk_unwatch_handlers, handlers run only while no thread excludes them for this port.
+// Handlers run only while no thread excludes them, until dpdk_unwatch_handlers for this port.
 void dpdk_watch_handlers(uint16_t port);
 // Must be called on the handler thread.
 void dpdk_unwatch_handlers(uint16_t port);
 
-// Excludes handlers for a watched port until dpdk_let_handlers_in. Returns 0 and does nothing
-// while a handler may run. At most one thread at a time may do so for a port.
-int dpdk_keep_handlers_out(uint16_t port);
+// Number with which a thread announces its bursts. Returns 0 or an error number.
+int dpdk_take_slot(unsigned *slot);
+void dpdk_return_slot(unsigned slot);
+
+// Announces a burst and excludes handlers until dpdk_let_handlers_in. Returns 0 and does nothing
+// while a handler may run.
+int dpdk_keep_handlers_out(unsigned slot);
 // Waits until no handler runs, then excludes handlers until dpdk_let_handlers_in.
-void dpdk_await_handlers(uint16_t port);
-void dpdk_let_handlers_in(uint16_t port);
+void dpdk_await_handlers(unsigned slot);
+void dpdk_let_handlers_in(unsigned slot);
+
+// Waits until all threads with these slots see what this thread has written, and are in no burst
+// that began before.
+void dpdk_await_bursts(const unsigned *slots, unsigned count);
 
 #endif

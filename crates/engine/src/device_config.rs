@@ -84,8 +84,9 @@ impl DeviceConfig {
             Self::Auto(config) => config.cores = cores,
             #[cfg(feature = "packet")]
             Self::Packet(config) => config.cores = cores,
+            Self::Dpdk(config) => config.cores = cores,
             // Other devices have one queue, whatever the number of cores.
-            _ => _ = cores,
+            _ => {}
         }
     }
 

@@ -46,7 +46,8 @@ impl RouterDevice {
         match self {
             Self::Xdp(xdp) => xdp.cores = cores,
             Self::Packet(packet) => packet.cores = cores,
-            Self::Tap(_) | Self::Dpdk(_) | Self::Mem(_) => {}
+            Self::Dpdk(device) => device.cores = cores,
+            Self::Tap(_) | Self::Mem(_) => {}
         }
         self.name()
     }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::event::epoll;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
@@ -13,38 +14,51 @@ use tidegate_memory::{Arena, FrameSize, HEADROOM_BYTES};
 use tidegate_wire::{DropReason, Medium};
 
 use super::loss_counters::LossCounters;
-use super::sys::{self, EthDev, OpenFailure, RxInterrupts};
+use super::sys::{self, EthDev, EthQueues, OpenFailure, RxInterrupts};
 use super::{DpdkConfig, DpdkError, DpdkLog, eal, memif};
 use crate::buffer::LINK_HEADER_BYTES;
-use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState};
+use crate::{Burst, Capabilities, Device, DeviceCounters, HandoverState, OpenDevice};
 
-/// Maximum number of descriptors per ring. All rings together use at most a quarter of the
-/// arena's frames, half of that to receive.
-const MAX_RING_DESCRIPTORS: u16 = 1024;
-
-/// Device backed by a DPDK ethdev.
+/// Device of one network core: queues of a DPDK ethdev.
 pub struct DpdkDevice {
     capabilities: Capabilities,
     counters: DeviceCounters,
-    loss_counters: LossCounters,
-    /// Names of the device's extended statistics.
-    statistic_names: Vec<Arc<str>>,
+    /// Statistics of the ethdev, which the first core reports.
+    statistics: Option<Statistics>,
     name: String,
     waker: WakeSource,
     /// The last transmit left frames in the burst.
     has_unsent: bool,
-    eth_dev: EthDev,
+    /// Other cores have yet to open their queues; the ethdev starts with the last.
+    is_waiting: bool,
+    /// First core of the ethdev.
+    is_first: bool,
+    offered: Vec<OpenDevice>,
+    queues: EthQueues,
+}
+
+/// Counters of an ethdev itself.
+struct Statistics {
+    losses: LossCounters,
+    /// Names of the extended statistics.
+    names: Vec<Arc<str>>,
 }
 
 /// Serializes opening, so that DPDK's log lines belong to the device being opened.
 static OPEN_LOCK: Mutex<()> = Mutex::new(());
 
 /// Source of wakeups while the network core sleeps.
-enum WakeSource {
-    /// Receive interrupts of the device.
+struct WakeSource {
+    /// Receive interrupts, or the timer.
+    wake: RxInterrupts,
+    mode: WakeMode,
+}
+
+enum WakeMode {
+    /// The ethdev has not started: nothing wakes.
+    None,
+    /// Receive interrupts of the queues.
     Interrupts {
-        /// Event descriptor of the interrupts.
-        interrupts: RxInterrupts,
         /// The interrupts are enabled.
         enabled: bool,
     },
@@ -63,6 +77,7 @@ const MIN_SLEEP: Duration = Duration::from_micros(50);
 const MAX_SLEEP: Duration = Duration::from_millis(1);
 
 impl DpdkDevice {
+    /// Opens an ethdev, and the queues of the first core.
     pub fn open(config: &DpdkConfig, arena: &mut Arena) -> Result<Self, DpdkError> {
         if config.device.is_empty() {
             return Err(DpdkError::NoDevice);
@@ -72,112 +87,131 @@ impl DpdkDevice {
         let _lock = OPEN_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         // Discard log lines about other devices.
         sys::take_log();
-        let mut eth_dev = EthDev::open(&config.device, arena)
-            .map_err(|failed| open_error(&config.device, failed))?;
-        match Self::start(config, &mut eth_dev, arena) {
-            Ok(waker) => Ok(Self::from_started(config, eth_dev, waker)),
-            Err(error) => {
-                eth_dev.close(arena);
-                Err(error)
-            }
-        }
+        let failed = |failed| open_error(&config.device, failed);
+        let mut eth_dev = EthDev::open(&config.device, arena.frame_bytes()).map_err(failed)?;
+        let (queues, users) = plan_queues(config, &eth_dev, arena)?;
+        eth_dev.plan(queues, users, config.segmentation).map_err(failed)?;
+        let eth_dev = Arc::new(eth_dev);
+        let first = EthQueues::open(&eth_dev, arena).map_err(failed)?;
+        let mut device = Self::new(config, first, true)?;
+        eth_dev.set_memif_client(memif::MemifClient::for_device(&config.device));
+        device.offered = (1..users).map(|_| offer_queues(config, &eth_dev)).collect();
+        Ok(device)
     }
 
-    fn start(
-        config: &DpdkConfig,
-        eth_dev: &mut EthDev,
-        arena: &mut Arena,
-    ) -> Result<WakeSource, DpdkError> {
-        let max_mtu = arena.frame_bytes() - usize::from(HEADROOM_BYTES) - 1 - LINK_HEADER_BYTES;
-        if eth_dev.mtu() > max_mtu {
-            return Err(DpdkError::Mtu {
-                device: device_name(config),
-                mtu: eth_dev.mtu(),
-                max_mtu,
-            });
-        }
-        if config.segmentation && arena.frame_bytes() < FrameSize::K64.bytes() {
-            return Err(DpdkError::FramesTooSmall);
-        }
-        let (queues, max_queues) = (config.queues.get(), eth_dev.max_queues());
-        if queues > max_queues {
-            return Err(DpdkError::TooManyQueues {
-                device: device_name(config),
-                queues,
-                max_queues,
-            });
-        }
-        // Without arena frames the device uses DPDK's own buffers.
-        let descriptors_per_queue = match eth_dev.uses_arena_frames() {
-            true => arena.capacity() / (8 * usize::from(queues)),
-            false => MAX_RING_DESCRIPTORS.into(),
-        };
-        let descriptors = descriptors_per_queue.clamp(1, MAX_RING_DESCRIPTORS.into()) as u16;
-        eth_dev
-            .start(arena, queues, descriptors, config.segmentation)
-            .map_err(|failed| open_error(&config.device, failed))?;
-        Ok(WakeSource::for_device(eth_dev)?)
-    }
-
-    fn from_started(config: &DpdkConfig, mut eth_dev: EthDev, waker: WakeSource) -> Self {
-        eth_dev.memif_client = memif::MemifClient::for_device(&config.device);
+    fn new(config: &DpdkConfig, queues: EthQueues, is_first: bool) -> io::Result<Self> {
+        let eth_dev = queues.eth_dev();
         let capabilities = Capabilities {
             kind: "dpdk",
             detail: String::new(),
             medium: Medium::Ethernet,
             mac: eth_dev.mac(),
             mtu: eth_dev.mtu()
-                - if counts_link_header_in_mtu(&eth_dev) { LINK_HEADER_BYTES } else { 0 },
+                - if counts_link_header_in_mtu(eth_dev) { LINK_HEADER_BYTES } else { 0 },
             receive_checksum: eth_dev.receive_checksum(),
             transmit_checksum: eth_dev.transmit_checksum(),
             segmentation: eth_dev.has_tso(),
-            queues: config.queues.get().into(),
+            queues: queues.count(),
         };
-        let statistic_names: Vec<Arc<str>> =
-            eth_dev.statistic_names().into_iter().map(Arc::from).collect();
-        let statistics = eth_dev.statistics(statistic_names.len());
-        let loss_counters = LossCounters::since(
-            eth_dev.losses(),
-            &statistic_names,
-            &statistics.unwrap_or_default(),
-        );
         let mut device = Self {
             capabilities,
             counters: DeviceCounters::default(),
-            loss_counters,
-            statistic_names,
+            statistics: None,
             name: device_name(config),
-            waker,
+            waker: WakeSource { wake: RxInterrupts::new()?, mode: WakeMode::None },
             has_unsent: false,
-            eth_dev,
+            is_waiting: true,
+            is_first,
+            offered: Vec::new(),
+            queues,
         };
-        device.update_detail();
-        device
+        device.begin()?;
+        Ok(device)
+    }
+
+    /// Prepares what depends on the started ethdev, once it has started.
+    #[cold]
+    fn begin(&mut self) -> io::Result<()> {
+        let eth_dev = self.queues.eth_dev();
+        self.is_waiting = eth_dev.is_incomplete();
+        if !self.is_waiting {
+            self.statistics = self.is_first.then(|| Statistics::since_now(eth_dev));
+            self.waker.begin(&self.queues)?;
+        }
+        self.update_detail();
+        Ok(())
     }
 
     /// Updates the description in the capabilities: link state, copy mode, wake source, offloads.
     fn update_detail(&mut self) {
-        let link = if self.eth_dev.link_is_up() { "up" } else { "down" };
-        let wake = match self.waker {
-            WakeSource::Interrupts { .. } => "interrupts",
-            WakeSource::Timer { .. } => "timed sleep",
+        let eth_dev = self.queues.eth_dev();
+        let link = if eth_dev.link_is_up() { "up" } else { "down" };
+        let wake = match self.waker.mode {
+            WakeMode::Interrupts { .. } => "interrupts",
+            WakeMode::Timer { .. } => "timed sleep",
+            WakeMode::None => "not started",
         };
-        let frames = if self.eth_dev.uses_arena_frames() { "no copy" } else { "copy" };
-        let rss_note = if self.eth_dev.has_rss() { ", RSS" } else { "" };
-        let (name, driver) = (&self.name, self.eth_dev.driver());
-        let tso_note = if self.eth_dev.has_tso() { ", segmentation" } else { "" };
+        let frames = if eth_dev.uses_arena_frames() { "no copy" } else { "copy" };
+        let rss_note = if eth_dev.has_rss() { ", RSS" } else { "" };
+        let (name, driver) = (&self.name, eth_dev.driver());
+        let tso_note = if eth_dev.has_tso() { ", segmentation" } else { "" };
         self.capabilities.detail =
             format!("{name}, {driver}, link {link}, {frames}, {wake}{rss_note}{tso_note}");
     }
+}
 
-    /// Reconnects a memif client whose server went away, when a retry is due.
-    fn reconnect(&mut self) {
-        let Some(mut client) = self.eth_dev.memif_client.take() else { return };
-        if client.is_retry_due(|| self.eth_dev.link_is_up()) {
-            // The server may still be absent.
-            client.on_restart(self.eth_dev.restart().is_ok());
-        }
-        self.eth_dev.memif_client = Some(client);
+/// Number of queues in each direction, and of cores that have some of them.
+fn plan_queues(
+    config: &DpdkConfig,
+    eth_dev: &EthDev,
+    arena: &Arena,
+) -> Result<(u16, u16), DpdkError> {
+    let max_mtu = arena.frame_bytes() - usize::from(HEADROOM_BYTES) - 1 - LINK_HEADER_BYTES;
+    if eth_dev.mtu() > max_mtu {
+        return Err(DpdkError::Mtu { device: device_name(config), mtu: eth_dev.mtu(), max_mtu });
+    }
+    if config.segmentation && arena.frame_bytes() < FrameSize::K64.bytes() {
+        return Err(DpdkError::FramesTooSmall);
+    }
+    let (queues, max_queues) = (config.queues.get(), eth_dev.max_queues());
+    if queues > max_queues {
+        return Err(DpdkError::TooManyQueues { device: device_name(config), queues, max_queues });
+    }
+    let cores = u16::try_from(config.cores).unwrap_or(u16::MAX).max(1);
+    // Both ends of a memif must have the same number of queues.
+    let queues = match memif::is_memif(&config.device) {
+        true => queues,
+        false => queues.max(cores.min(max_queues)),
+    };
+    Ok((queues, cores.min(queues)))
+}
+
+/// The queues of the next core.
+fn offer_queues(config: &DpdkConfig, eth_dev: &Arc<EthDev>) -> OpenDevice {
+    let (config, eth_dev) = (config.clone(), Arc::clone(eth_dev));
+    Box::new(move |arena| {
+        let _lock = OPEN_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        sys::take_log();
+        let queues = EthQueues::open(&eth_dev, arena)
+            .map_err(|failed| io::Error::other(open_error(&config.device, failed)))?;
+        Ok(Box::new(DpdkDevice::new(&config, queues, false)?) as Box<dyn Device>)
+    })
+}
+
+impl Statistics {
+    /// Begins to count.
+    fn since_now(eth_dev: &EthDev) -> Self {
+        let names: Vec<Arc<str>> = eth_dev.statistic_names().into_iter().map(Arc::from).collect();
+        let statistics = eth_dev.statistics(names.len()).unwrap_or_default();
+        Self { losses: LossCounters::since(eth_dev.losses(), &names, &statistics), names }
+    }
+
+    fn add_to(&mut self, eth_dev: &EthDev, counters: &mut DeviceCounters) {
+        let statistics = eth_dev.statistics(self.names.len()).unwrap_or_default();
+        self.losses.update(eth_dev.losses(), &statistics);
+        self.losses.add_to(&mut counters.drops);
+        let seen = self.names.iter().cloned().zip(statistics);
+        counters.driver = seen.filter(|&(_, value)| value > 0).collect();
     }
 }
 
@@ -231,22 +265,25 @@ fn advice(device: &str, has_hugepages: bool) -> String {
 }
 
 impl WakeSource {
-    fn for_device(device: &EthDev) -> io::Result<Self> {
-        if let Some(interrupts) = device.interrupts() {
-            return Ok(Self::Interrupts { interrupts, enabled: false });
+    fn begin(&mut self, queues: &EthQueues) -> io::Result<()> {
+        if queues.watch(&self.wake) {
+            self.mode = WakeMode::Interrupts { enabled: false };
+            return Ok(());
         }
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        Ok(Self::Timer { timer, next_sleep: MIN_SLEEP })
+        epoll::add(&self.wake, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        self.mode = WakeMode::Timer { timer, next_sleep: MIN_SLEEP };
+        Ok(())
     }
 
     /// Disables interrupts while the core polls the device.
     #[inline]
-    fn on_poll(&mut self, device: &EthDev) -> io::Result<()> {
-        match self {
-            Self::Interrupts { enabled, .. } if *enabled => {
+    fn on_poll(&mut self, queues: &EthQueues) -> io::Result<()> {
+        match &mut self.mode {
+            WakeMode::Interrupts { enabled } if *enabled => {
                 *enabled = false;
-                device.set_interrupts(false)
+                queues.set_interrupts(false)
             }
             _ => Ok(()),
         }
@@ -254,22 +291,23 @@ impl WakeSource {
 
     #[inline]
     fn on_frames(&mut self) {
-        if let Self::Timer { next_sleep, .. } = self {
+        if let WakeMode::Timer { next_sleep, .. } = &mut self.mode {
             *next_sleep = MIN_SLEEP;
         }
     }
 
-    fn prepare_sleep(&mut self, device: &EthDev) -> io::Result<()> {
-        match self {
-            Self::Interrupts { interrupts, enabled } => {
-                interrupts.drain();
+    fn prepare_sleep(&mut self, queues: &EthQueues) -> io::Result<()> {
+        match &mut self.mode {
+            WakeMode::None => Ok(()),
+            WakeMode::Interrupts { enabled } => {
+                self.wake.drain();
                 if !*enabled {
-                    device.set_interrupts(true)?;
+                    queues.set_interrupts(true)?;
                     *enabled = true;
                 }
                 Ok(())
             }
-            Self::Timer { timer, next_sleep } => {
+            WakeMode::Timer { timer, next_sleep } => {
                 let once = Itimerspec {
                     it_interval: Timespec::default(),
                     it_value: Timespec { tv_sec: 0, tv_nsec: i64::from(next_sleep.subsec_nanos()) },
@@ -288,10 +326,13 @@ impl Device for DpdkDevice {
     }
 
     fn receive(&mut self, arena: &mut Arena, burst: &mut Burst, quota: usize) -> io::Result<usize> {
-        self.eth_dev.check(arena)?;
-        self.waker.on_poll(&self.eth_dev)?;
+        self.queues.check(arena)?;
+        if self.is_waiting {
+            self.begin()?;
+        }
+        self.waker.on_poll(&self.queues)?;
         let drops = &mut self.counters.drops;
-        let (taken, bytes) = self.eth_dev.receive(arena, burst, quota, drops);
+        let (taken, bytes) = self.queues.receive(arena, burst, quota, drops);
         if taken > 0 {
             self.counters.received += taken as u64;
             self.counters.received_bytes += bytes;
@@ -301,13 +342,14 @@ impl Device for DpdkDevice {
     }
 
     fn transmit(&mut self, arena: &mut Arena, burst: &mut Burst) -> io::Result<usize> {
-        self.eth_dev.check(arena)?;
+        self.queues.check(arena)?;
         let before = burst.len();
         let drops = &mut self.counters.drops;
-        let (sent, bytes) = self.eth_dev.transmit(arena, burst, drops);
+        let (sent, bytes) = self.queues.transmit(arena, burst, drops);
         self.counters.transmitted += sent as u64;
         self.counters.transmitted_bytes += bytes;
-        if sent == 0 && !burst.is_empty() && !self.eth_dev.link_is_up() {
+        let is_stuck = sent == 0 && !burst.is_empty() && !self.is_waiting;
+        if is_stuck && !self.queues.eth_dev().link_is_up() {
             // The link is down, perhaps for long: drop the frames instead of holding them.
             drops.add(DropReason::TransmitFailed, burst.len() as u64);
             burst.drain(..).for_each(|frame| arena.free(frame));
@@ -317,36 +359,41 @@ impl Device for DpdkDevice {
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
-        if self.has_unsent && matches!(self.waker, WakeSource::Interrupts { .. }) {
-            // Free transmit descriptors raise no interrupt.
+        if self.is_waiting {
+            self.begin()?;
+        }
+        let wakes_on_receive_only = matches!(self.waker.mode, WakeMode::Interrupts { .. });
+        if self.is_waiting || self.has_unsent && wakes_on_receive_only {
+            // Neither the start nor free transmit descriptors raise an interrupt.
             return Ok(false);
         }
-        self.reconnect();
-        self.waker.prepare_sleep(&self.eth_dev)?;
+        if self.is_first {
+            self.queues.eth_dev().reconnect_if_due();
+        }
+        self.waker.prepare_sleep(&self.queues)?;
         // Frames that arrived before the interrupts were enabled raise none.
-        Ok(self.eth_dev.poll_rx() == 0)
+        Ok(self.queues.poll_rx() == 0)
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(match &self.waker {
-            WakeSource::Interrupts { interrupts, .. } => interrupts.as_fd(),
-            WakeSource::Timer { timer, .. } => timer.as_fd(),
-        })
+        Some(self.waker.wake.as_fd())
+    }
+
+    fn offer_queues(&mut self) -> Vec<OpenDevice> {
+        std::mem::take(&mut self.offered)
     }
 
     fn counters(&mut self) -> DeviceCounters {
         self.update_detail();
-        let statistics = self.eth_dev.statistics(self.statistic_names.len()).unwrap_or_default();
-        self.loss_counters.update(self.eth_dev.losses(), &statistics);
         let mut counters = self.counters.clone();
-        self.loss_counters.add_to(&mut counters.drops);
-        let seen = self.statistic_names.iter().cloned().zip(statistics);
-        counters.driver = seen.filter(|&(_, value)| value > 0).collect();
+        if let Some(statistics) = &mut self.statistics {
+            statistics.add_to(self.queues.eth_dev(), &mut counters);
+        }
         counters
     }
 
     fn close_for_handover(self: Box<Self>, arena: &mut Arena, _: bool) -> Option<HandoverState> {
-        self.eth_dev.close(arena);
+        self.queues.close(arena);
         None
     }
 }

@@ -18,6 +18,11 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// server's process if the client disconnects during that time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// True if the device is a memif.
+pub fn is_memif(device: &str) -> bool {
+    device.starts_with(DRIVER_NAME)
+}
+
 /// Client side of a memif; DPDK does not reconnect it.
 pub struct MemifClient {
     /// Time of the last link check.
@@ -31,8 +36,7 @@ pub struct MemifClient {
 impl MemifClient {
     /// Client state of a device that was just opened; `None` if the device is no memif client.
     pub fn for_device(device: &str) -> Option<Self> {
-        let is_client =
-            device.starts_with(DRIVER_NAME) && argument(device, "role") != Some("server");
+        let is_client = is_memif(device) && argument(device, "role") != Some("server");
         let now = Instant::now();
         is_client.then_some(Self { last_check: now, was_down: false, server_found: Some(now) })
     }
@@ -64,7 +68,7 @@ impl MemifClient {
 
 /// Removes the socket file of a killed server if no process listens on it.
 pub fn remove_stale_socket(device: &str) {
-    let is_server = device.starts_with(DRIVER_NAME) && argument(device, "role") == Some("server");
+    let is_server = is_memif(device) && argument(device, "role") == Some("server");
     // An abstract socket disappears with its process.
     if !is_server || argument(device, "socket-abstract") != Some("no") {
         return;

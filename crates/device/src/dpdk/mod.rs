@@ -51,9 +51,15 @@ pub struct DpdkConfig {
     /// EAL arguments, placed before Tidegate's defaults. Only the first DPDK device of a
     /// process can have any.
     pub arguments: Vec<String>,
-    /// Number of queues in each direction. Receive queues are polled in turn; the device
-    /// distributes flows among them (RSS) if supported.
+    /// Number of queues in each direction, at least. A core polls its receive queues in turn; the
+    /// device distributes flows among them (RSS) if supported.
     pub queues: NonZeroU16,
+    /// Number of network cores that share the queues, at least 1: queue `n` is that of core `n`
+    /// modulo the number of cores. The device is that of core 0, offers one for each of the others
+    /// ([`Device::offer_queues`]), and starts when all are open. It has a queue for each core if the
+    /// driver has as many; a memif has only [`DpdkConfig::queues`], since its peer must have the
+    /// same number.
+    pub cores: usize,
     /// Offloads TCP segmentation to the device (TSO,
     /// [`Capabilities::segmentation`](crate::Capabilities::segmentation)), if supported.
     /// Needs frames of [`FrameSize::K64`].
@@ -61,12 +67,13 @@ pub struct DpdkConfig {
 }
 
 impl DpdkConfig {
-    /// One queue of this device, without EAL arguments and segmentation.
+    /// One queue of this device for one core, without EAL arguments and segmentation.
     pub fn new(device: impl Into<String>) -> Self {
         Self {
             device: device.into(),
             arguments: Vec::new(),
             queues: NonZeroU16::MIN,
+            cores: 1,
             segmentation: false,
         }
     }
@@ -79,6 +86,11 @@ impl DpdkConfig {
     /// Sets the number of queues in each direction.
     pub fn queues(self, queues: NonZeroU16) -> Self {
         Self { queues, ..self }
+    }
+
+    /// Sets the number of network cores that share the queues.
+    pub fn cores(self, cores: usize) -> Self {
+        Self { cores, ..self }
     }
 
     /// Sets segmentation offload.

@@ -1,25 +1,15 @@
-//! DPDK ethdev and the arena frames lent to it.
-
-mod interrupts;
-mod lending;
-mod receive;
-mod transmit;
+//! DPDK ethdev, which several threads may share: each has queues of its own.
 
 use std::ffi::{CStr, CString};
 use std::io;
 use std::mem;
-use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use tidegate_memory::{Arena, ArenaMemory};
-
-pub use self::interrupts::RxInterrupts;
-use self::lending::PoolLevels;
-use self::receive::RxBurst;
 use super::super::memif::MemifClient;
-use super::raw::{self, BURST_FRAMES, Packet, STATISTIC_NAME_BYTES};
+use super::raw::{self, STATISTIC_NAME_BYTES};
 use super::result;
 
 /// Interval between link checks while a memif server has yet to bring the link up.
@@ -36,148 +26,204 @@ pub struct OpenFailure {
 /// before and after.
 static PROBE_LOCK: Mutex<()> = Mutex::new(());
 
-/// DPDK ethdev. Stopped and closed on drop.
+/// DPDK ethdev. Closed with the first of its queues, or on drop.
 pub struct EthDev {
-    raw: raw::EthDev,
-    rx_burst: RxBurst,
-    next_queue: u16,
-    tx_packets: Box<[Packet; BURST_FRAMES]>,
-    /// Arena memory that the device was opened with.
-    memory: Arc<ArenaMemory>,
-    levels: PoolLevels,
-    /// Number of frames lent to the device and not reclaimed.
-    lent: usize,
-    /// Maximum length of a frame to transmit, in bytes.
-    max_frame_bytes: usize,
-    is_open: bool,
-    /// Reconnection state of a memif client; `None` for other devices.
-    pub memif_client: Option<MemifClient>,
+    raw: NonNull<raw::EthDev>,
+    info: raw::Info,
+    /// Number of threads with queues.
+    users: u16,
+    state: Mutex<State>,
 }
 
-// SAFETY: this value alone owns the device, its pool and the received frames, and none of them
-// is tied to a thread.
+/// State of the device besides its bursts.
+struct State {
+    is_open: bool,
+    /// All threads have joined, and the device was started.
+    has_begun: bool,
+    joined: u16,
+    /// Reconnection state of a memif client; `None` for other devices.
+    memif_client: Option<MemifClient>,
+}
+
+// SAFETY: the shim's device is tied to no thread.
 unsafe impl Send for EthDev {}
+// SAFETY: the shim's device is used under the lock of the state, except for bursts. These the shim
+// itself keeps apart from a restart and from the end of the device.
+unsafe impl Sync for EthDev {}
 
 impl EthDev {
-    /// Probes a device and creates its pool.
-    pub fn open(name: &str, arena: &Arena) -> Result<Self, OpenFailure> {
+    /// Probes a device for arenas of frames with `frame_bytes` bytes.
+    pub fn open(name: &str, frame_bytes: usize) -> Result<Self, OpenFailure> {
         let no_name = |error: std::ffi::NulError| OpenFailure { step: None, source: error.into() };
-        let name = CString::new(name).map_err(no_name)?;
-        let memory = arena.memory();
-        let (base, bytes) = memory.range();
-        let memory_description = raw::Memory {
-            base: base.as_ptr(),
-            bytes,
-            frames: arena.capacity() as u32,
-            shift: arena.frame_bytes().trailing_zeros(),
-            page_bytes: memory.page_bytes(),
+        let c_name = CString::new(name).map_err(no_name)?;
+        let (mut device, mut step) = (ptr::null_mut(), ptr::null());
+        let _lock = lock(&PROBE_LOCK);
+        // SAFETY: DPDK was started. The name is null-terminated and copied. The results are
+        // writable.
+        let error = unsafe {
+            raw::dpdk_open(c_name.as_ptr(), frame_bytes.trailing_zeros(), &mut device, &mut step)
         };
-        // SAFETY: all zero is a valid `raw::Device`: numbers and null pointers.
-        let mut raw: raw::EthDev = unsafe { mem::zeroed() };
-        let _lock = PROBE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: DPDK was started. The name is null-terminated and copied. `Self` keeps the
-        // memory as long as the device. `raw` is writable.
-        let error = unsafe { raw::dpdk_open(name.as_ptr(), &memory_description, &mut raw) };
-        if error != 0 {
-            return Err(open_failure(&raw, error));
-        }
-        Ok(Self {
-            raw,
-            rx_burst: RxBurst::new(),
-            next_queue: 0,
-            tx_packets: Box::new([Packet::NONE; BURST_FRAMES]),
-            memory,
-            levels: PoolLevels::for_arena(arena),
-            lent: 0,
-            max_frame_bytes: arena.frame_bytes().min(16 << 10),
-            is_open: true,
-            memif_client: None,
-        })
+        let Some(raw) = NonNull::new(device).filter(|_| error == 0) else {
+            return Err(open_failure(step, error));
+        };
+        let state = State { is_open: true, has_begun: false, joined: 0, memif_client: None };
+        Ok(Self { raw, info: describe(raw), users: 1, state: Mutex::new(state) })
     }
 
-    /// Starts the device with `queues` queues in each direction and lends it the frames for its
-    /// rings. Each ring has up to `descriptors` entries. With `segmentation`, enables TSO if the
-    /// device supports it.
-    pub fn start(
-        &mut self,
-        arena: &mut Arena,
-        queues: u16,
-        descriptors: u16,
-        segmentation: bool,
-    ) -> Result<(), OpenFailure> {
-        let in_rings = usize::from(queues) * usize::from(descriptors);
-        self.lend(arena, in_rings + self.levels.target);
-        // SAFETY: the device was opened and is stopped.
-        match unsafe { raw::dpdk_run(&mut self.raw, queues, descriptors, segmentation.into()) } {
-            0 => Ok(()),
-            error => Err(open_failure(&self.raw, error)),
-        }
+    /// Chooses `queues` queues in each direction for `users` threads, at most as many. With
+    /// `segmentation`, enables TSO if the device supports it.
+    pub fn plan(&mut self, queues: u16, users: u16, segmentation: bool) -> Result<(), OpenFailure> {
+        // SAFETY: the device was opened, and has no queues yet.
+        let error =
+            unsafe { raw::dpdk_plan(self.raw.as_ptr(), queues, users.into(), segmentation.into()) };
+        self.users = users;
+        self.info = describe(self.raw);
+        self.check(error)
+    }
+
+    /// Properties of the planned device.
+    pub(super) fn info(&self) -> &raw::Info {
+        &self.info
     }
 
     /// Name of the driver.
     pub fn driver(&self) -> String {
-        let name = self.raw.driver.map(|byte| byte as u8);
+        let name = self.info.driver.map(|byte| byte as u8);
         CStr::from_bytes_until_nul(&name)
             .map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned())
     }
 
     pub fn mac(&self) -> [u8; 6] {
-        self.raw.mac
+        self.info.mac
     }
 
     pub fn mtu(&self) -> usize {
-        self.raw.mtu.into()
+        self.info.mtu.into()
     }
 
     /// Maximum number of queues in each direction.
     pub fn max_queues(&self) -> u16 {
-        self.raw.queues_max
+        self.info.queues_max
+    }
+
+    /// Number of queues in each direction.
+    pub fn queues(&self) -> u16 {
+        self.info.queues
+    }
+
+    /// Number of threads with queues.
+    pub fn users(&self) -> u16 {
+        self.users
     }
 
     /// True if the device distributes received flows over its queues.
     pub fn has_rss(&self) -> bool {
-        self.raw.has_rss != 0
+        self.info.has_rss != 0
     }
 
-    /// True if the device's buffers are frames of the arena; otherwise frames are copied.
+    /// True if the device's buffers are frames of the arenas; otherwise frames are copied.
     pub fn uses_arena_frames(&self) -> bool {
-        self.raw.takes_frames != 0
+        self.info.takes_frames != 0
     }
 
     pub fn receive_checksum(&self) -> bool {
-        self.raw.receive_checksum != 0
+        self.info.receive_checksum != 0
     }
 
     pub fn transmit_checksum(&self) -> bool {
-        self.raw.transmit_checksum != 0
+        self.info.transmit_checksum != 0
     }
 
     /// True if TSO is enabled.
     pub fn has_tso(&self) -> bool {
-        self.raw.cuts != 0
+        self.info.cuts != 0
+    }
+
+    /// Adds the queues of the next thread.
+    ///
+    /// # Safety
+    /// `memory` stays valid until the device is closed, and `queues` is at one address until then.
+    pub(super) unsafe fn join(
+        &self,
+        memory: &raw::Memory,
+        descriptors: u16,
+        queues: &mut raw::Queues,
+    ) -> Result<(), OpenFailure> {
+        let _lock = lock(&PROBE_LOCK);
+        let mut state = lock(&self.state);
+        self.check_open(&state)?;
+        state.joined += 1;
+        // SAFETY: the device is open. The rest is guaranteed by the caller.
+        self.check(unsafe { raw::dpdk_join(self.raw.as_ptr(), memory, descriptors, queues) })
+    }
+
+    /// Starts the device if all threads have joined.
+    pub(super) fn start_if_complete(&self) -> Result<(), OpenFailure> {
+        let mut state = lock(&self.state);
+        self.check_open(&state)?;
+        if state.joined < self.users {
+            return Ok(());
+        }
+        state.has_begun = true;
+        // SAFETY: the device is open, and its queues are set up.
+        self.check(unsafe { raw::dpdk_run(self.raw.as_ptr()) })
+    }
+
+    /// The device is open and has been started, with its state.
+    pub(super) fn running(&self) -> Option<Running<'_>> {
+        let state = lock(&self.state);
+        (state.is_open && state.has_begun).then_some(Running { raw: self.raw, state })
+    }
+
+    /// True if the device waits for threads that have yet to join.
+    pub fn is_incomplete(&self) -> bool {
+        let state = lock(&self.state);
+        state.is_open && !state.has_begun
     }
 
     pub fn link_is_up(&self) -> bool {
-        // SAFETY: the device was opened.
-        unsafe { raw::dpdk_link_is_up(&self.raw) != 0 }
+        self.running().is_some_and(|running| running.link_is_up())
+    }
+
+    /// Sets the reconnection state of a memif client.
+    pub fn set_memif_client(&self, client: Option<MemifClient>) {
+        lock(&self.state).memif_client = client;
+    }
+
+    /// Reconnects a memif client whose server went away, when a retry is due.
+    pub fn reconnect_if_due(&self) {
+        let Some(mut running) = self.running() else { return };
+        let Some(mut client) = running.state.memif_client.take() else { return };
+        if client.is_retry_due(|| running.link_is_up()) {
+            // SAFETY: the device is configured. Its threads exclude handlers, as those of every
+            // memif do.
+            let restarted = result(unsafe { raw::dpdk_restart(self.raw.as_ptr()) });
+            // The server may still be absent.
+            client.on_restart(restarted.is_ok());
+        }
+        running.state.memif_client = Some(client);
     }
 
     /// Frames lost by the device: dropped on receive ring overflow, dropped for lack of a buffer,
     /// received with errors, failed to transmit.
     pub fn losses(&self) -> [u64; 4] {
         let mut losses = [0; 4];
-        // SAFETY: the device was opened, and four numbers are written.
-        unsafe { raw::dpdk_losses(&self.raw, losses.as_mut_ptr()) };
+        if let Some(running) = self.running() {
+            // SAFETY: the device is open, and four numbers are written.
+            unsafe { raw::dpdk_losses(running.raw.as_ptr(), losses.as_mut_ptr()) };
+        }
         losses
     }
 
     /// Names of the extended statistics, as the driver gives them.
     pub fn statistic_names(&self) -> Vec<String> {
-        // SAFETY: the device was opened, and with a capacity of 0 nothing is written.
-        let count = unsafe { raw::dpdk_statistic_names(&self.raw, ptr::null_mut(), 0) };
+        let Some(running) = self.running() else { return Vec::new() };
+        let device = running.raw.as_ptr();
+        // SAFETY: the device is open, and with a capacity of 0 nothing is written.
+        let count = unsafe { raw::dpdk_statistic_names(device, ptr::null_mut(), 0) };
         let mut names = vec![[0; STATISTIC_NAME_BYTES]; count as usize];
-        // SAFETY: the device was opened, and `names` holds `count` names.
-        let written = unsafe { raw::dpdk_statistic_names(&self.raw, names.as_mut_ptr(), count) };
+        // SAFETY: the device is open, and `names` holds `count` names.
+        let written = unsafe { raw::dpdk_statistic_names(device, names.as_mut_ptr(), count) };
         if written != count {
             return Vec::new();
         }
@@ -195,76 +241,91 @@ impl EthDev {
         if count == 0 {
             return None;
         }
+        let running = self.running()?;
         let mut values = vec![0; count];
-        // SAFETY: the device was opened, and `values` holds `count` values.
-        let complete =
-            unsafe { raw::dpdk_statistics(&self.raw, values.as_mut_ptr(), count as u32) };
+        // SAFETY: the device is open, and `values` holds `count` values.
+        let complete = unsafe {
+            raw::dpdk_statistics(running.raw.as_ptr(), values.as_mut_ptr(), count as u32)
+        };
         (complete != 0).then_some(values)
     }
 
-    /// Rejects any arena other than the arena that the device was opened with: frames of
-    /// another arena are not in the memory given to the device.
-    #[inline]
-    pub fn check(&self, arena: &Arena) -> io::Result<()> {
-        if arena.region().0 == self.memory.range().0 {
-            return Ok(());
-        }
-        Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "wrong arena: a DPDK device accepts only the arena that it was opened with",
-        ))
-    }
-
-    /// Stops and restarts the device. After an error the device stays stopped.
-    pub fn restart(&mut self) -> io::Result<()> {
-        // SAFETY: the device is configured.
-        result(unsafe { raw::dpdk_restart(&mut self.raw) })
-    }
-
-    /// Closes the device and reclaims all its frames. Frames held by another device of this
-    /// process stay lent.
-    pub fn close(mut self, arena: &mut Arena) {
-        if self.check(arena).is_err() {
-            return;
-        }
-        self.close_once();
-        self.raw.level = self.lent as u32;
-        self.reclaim(arena, 0);
-    }
-
-    /// Stops and closes the device, unless that was done before.
-    fn close_once(&mut self) {
-        if !mem::take(&mut self.is_open) {
-            return;
-        }
-        self.rx_burst.release(BURST_FRAMES);
-        let memif_client = self.memif_client.take();
+    /// Stops and closes the device for all threads, unless that was done before.
+    pub fn close(&self) {
+        let memif_client = self.running().and_then(|mut running| running.state.memif_client.take());
         // A memif server might exit if the client disconnected before the link is up.
         while memif_client.as_ref().is_some_and(MemifClient::is_connecting) && !self.link_is_up() {
             thread::sleep(CONNECT_POLL_INTERVAL);
         }
-        let _lock = PROBE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the device was opened, and is not used afterwards.
-        unsafe { raw::dpdk_close(&mut self.raw) }
+        let _lock = lock(&PROBE_LOCK);
+        let mut state = lock(&self.state);
+        if mem::take(&mut state.is_open) {
+            // SAFETY: the device was opened, and is not used afterwards.
+            unsafe { raw::dpdk_close(self.raw.as_ptr()) }
+        }
+    }
+
+    fn check_open(&self, state: &State) -> Result<(), OpenFailure> {
+        match state.is_open {
+            true => Ok(()),
+            false => Err(OpenFailure {
+                step: Some("use it any more: another core has closed it"),
+                source: io::ErrorKind::NotConnected.into(),
+            }),
+        }
+    }
+
+    fn check(&self, error: i32) -> Result<(), OpenFailure> {
+        match error {
+            0 => Ok(()),
+            // SAFETY: the device exists.
+            error => Err(open_failure(unsafe { raw::dpdk_step(self.raw.as_ptr()) }, error)),
+        }
     }
 }
 
 impl Drop for EthDev {
     fn drop(&mut self) {
-        self.close_once();
-        // SAFETY: the pool is used only by holders of its mbufs.
-        let is_freed = unsafe { raw::dpdk_free_pool(&mut self.raw, self.lent as u32) != 0 };
-        if !is_freed {
-            // Frames returned later are never reused, but their memory may still be read.
-            mem::forget(self.memory.clone());
-        }
+        self.close();
+        // SAFETY: the device is closed. Its queues, which hold it, are gone.
+        unsafe { raw::dpdk_free(self.raw.as_ptr()) }
     }
 }
 
-fn open_failure(raw: &raw::EthDev, error: i32) -> OpenFailure {
-    let step = (!raw.step.is_null()).then(|| {
+/// An open device that was started, locked.
+pub(super) struct Running<'d> {
+    raw: NonNull<raw::EthDev>,
+    state: MutexGuard<'d, State>,
+}
+
+impl Running<'_> {
+    pub(super) fn link_is_up(&self) -> bool {
+        // SAFETY: the device is open.
+        unsafe { raw::dpdk_link_is_up(self.raw.as_ptr()) != 0 }
+    }
+
+    pub(super) fn has_interrupts(&self) -> bool {
+        // SAFETY: the device is open.
+        unsafe { raw::dpdk_has_interrupts(self.raw.as_ptr()) != 0 }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn describe(device: NonNull<raw::EthDev>) -> raw::Info {
+    // SAFETY: all zero is a valid `raw::Info`: numbers.
+    let mut info: raw::Info = unsafe { mem::zeroed() };
+    // SAFETY: the device was opened. `info` is writable.
+    unsafe { raw::dpdk_describe(device.as_ptr(), &mut info) };
+    info
+}
+
+fn open_failure(step: *const std::ffi::c_char, error: i32) -> OpenFailure {
+    let step = (!step.is_null()).then(|| {
         // SAFETY: a string literal of the shim.
-        unsafe { CStr::from_ptr::<'static>(raw.step) }.to_str().unwrap_or("open it")
+        unsafe { CStr::from_ptr::<'static>(step) }.to_str().unwrap_or("open it")
     });
     OpenFailure { step, source: io::Error::from_raw_os_error(error) }
 }

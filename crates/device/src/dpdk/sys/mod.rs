@@ -1,13 +1,15 @@
 //! Bindings to the C shim in `dpdk/`. All `unsafe` code of the `dpdk` module is here.
 
 mod eth_dev;
+mod eth_queues;
 mod raw;
 
 use std::ffi::{CStr, CString, c_int};
 use std::io;
 use std::ptr;
 
-pub use self::eth_dev::{EthDev, OpenFailure, RxInterrupts};
+pub use self::eth_dev::{EthDev, OpenFailure};
+pub use self::eth_queues::{EthQueues, RxInterrupts};
 
 /// Version string of DPDK: `DPDK 22.11.11`.
 pub fn version() -> String {

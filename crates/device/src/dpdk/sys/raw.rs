@@ -72,11 +72,10 @@ pub struct Pool {
     lcore: c_uint,
 }
 
-/// `struct dpdk_device`.
+/// `struct dpdk_info`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct EthDev {
-    pub port: u16,
+pub struct Info {
     pub mtu: u16,
     pub queues: u16,
     pub queues_max: u16,
@@ -84,19 +83,28 @@ pub struct EthDev {
     pub mac: [u8; 6],
     pub receive_checksum: u8,
     pub transmit_checksum: u8,
-    pub has_interrupts: u8,
-    pub runs: u8,
     pub has_rss: u8,
     pub takes_frames: u8,
-    pub is_card: u8,
-    pub has_handlers: u8,
     pub cuts: u8,
     pub driver: [c_char; DRIVER_NAME_BYTES],
+}
+
+/// `struct dpdk_device`, which only the shim reads.
+#[repr(C)]
+pub struct EthDev {
+    _opaque: [u8; 0],
+}
+
+/// `struct dpdk_queues`.
+#[repr(C)]
+pub struct Queues {
+    pub device: *mut EthDev,
+    pub first: u16,
+    descriptors: u16,
+    pub level: u32,
     pub pool: Pool,
     links: *mut c_void,
-    pub level: u32,
-    device: *mut c_void,
-    pub step: *const c_char,
+    slot: c_uint,
 }
 
 unsafe extern "C" {
@@ -104,16 +112,27 @@ unsafe extern "C" {
     pub fn dpdk_keep_log();
     pub fn dpdk_take_log(to: *mut u8, capacity: usize) -> usize;
     pub fn dpdk_start(argc: c_int, argv: *mut *mut c_char) -> c_int;
-    pub fn dpdk_open(name: *const c_char, memory: *const Memory, device: *mut EthDev) -> c_int;
-    pub fn dpdk_run(
-        device: *mut EthDev,
-        queues: u16,
-        descriptors: u16,
-        segmentation: c_int,
+    pub fn dpdk_open(
+        name: *const c_char,
+        frame_shift: u32,
+        opened: *mut *mut EthDev,
+        step: *mut *const c_char,
     ) -> c_int;
+    pub fn dpdk_describe(device: *const EthDev, info: *mut Info);
+    pub fn dpdk_step(device: *const EthDev) -> *const c_char;
+    pub fn dpdk_plan(device: *mut EthDev, queues: u16, users: c_uint, segmentation: c_int)
+    -> c_int;
+    pub fn dpdk_join(
+        device: *mut EthDev,
+        memory: *const Memory,
+        descriptors: u16,
+        queues: *mut Queues,
+    ) -> c_int;
+    pub fn dpdk_run(device: *mut EthDev) -> c_int;
     pub fn dpdk_restart(device: *mut EthDev) -> c_int;
     pub fn dpdk_close(device: *mut EthDev);
-    pub fn dpdk_free_pool(device: *mut EthDev, frames: c_uint) -> c_int;
+    pub fn dpdk_leave(queues: *mut Queues, frames: c_uint) -> c_int;
+    pub fn dpdk_free(device: *mut EthDev);
     pub fn dpdk_link_is_up(device: *const EthDev) -> c_int;
     pub fn dpdk_losses(device: *const EthDev, losses: *mut u64);
     pub fn dpdk_statistic_names(
@@ -122,10 +141,10 @@ unsafe extern "C" {
         capacity: c_uint,
     ) -> c_uint;
     pub fn dpdk_statistics(device: *const EthDev, values: *mut u64, count: c_uint) -> c_int;
-    pub fn dpdk_receive(device: *mut EthDev, queue: u16, burst: *mut Burst) -> c_uint;
+    pub fn dpdk_receive(queues: *mut Queues, queue: u16, burst: *mut Burst) -> c_uint;
     pub fn dpdk_release(burst: *mut Burst, from: c_uint, count: c_uint);
     pub fn dpdk_transmit(
-        device: *mut EthDev,
+        queues: *mut Queues,
         packets: *const Packet,
         count: c_uint,
         rejects_next: *mut u8,
@@ -137,7 +156,8 @@ unsafe extern "C" {
         count: c_uint,
         level: *mut c_uint,
     ) -> c_uint;
-    pub fn dpdk_watch(device: *const EthDev, epoll: c_int) -> c_int;
-    pub fn dpdk_set_interrupts(device: *const EthDev, on: c_int) -> c_int;
+    pub fn dpdk_has_interrupts(device: *const EthDev) -> c_int;
+    pub fn dpdk_watch(queues: *const Queues, epoll: c_int) -> c_int;
+    pub fn dpdk_set_interrupts(queues: *const Queues, on: c_int) -> c_int;
     pub fn dpdk_take_interrupts(epoll: c_int);
 }

@@ -4,13 +4,14 @@ use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropCounters, DropReason};
 
 use super::super::raw::{self, BURST_FRAMES, Packet};
-use super::EthDev;
+use super::EthQueues;
 use crate::Burst;
 use crate::dpdk::tx_offload;
+
 /// Minimum frame length that devices transmit: an Ethernet header, in bytes.
 const MIN_FRAME_BYTES: usize = 14;
 
-impl EthDev {
+impl EthQueues {
     /// Transmits frames from the front of `burst`, as many as the device accepts. Returns their
     /// number and their bytes.
     #[inline]
@@ -26,12 +27,12 @@ impl EthDev {
             let mut rejects_next = 0;
             let sent = match ready {
                 0 => 0,
-                // SAFETY: the device was opened. The first `ready` packets are frames of its
+                // SAFETY: the queues were opened. The first `ready` packets are frames of its
                 // arena owned by the burst, so their mbufs are neither in the pool nor in use by
                 // the driver.
                 _ => unsafe {
                     raw::dpdk_transmit(
-                        &mut self.raw,
+                        &mut *self.raw,
                         self.tx_packets.as_ptr(),
                         ready as u32,
                         &mut rejects_next,
@@ -61,7 +62,7 @@ impl EthDev {
     fn finish_sent(&mut self, arena: &mut Arena, burst: &mut Burst, sent: usize) -> u64 {
         let sent = sent.min(burst.len());
         let mut bytes = 0;
-        if self.uses_arena_frames() {
+        if self.info.takes_frames != 0 {
             let (mut remaining, mut lend_batch) = (sent, arena.lend_batch());
             // Up to the end of the ring buffer, then again from its start.
             while remaining > 0 {
@@ -87,7 +88,7 @@ impl EthDev {
     #[inline(always)]
     fn prepare_tx(&mut self, arena: &mut Arena, burst: &mut Burst) -> usize {
         let sendable = MIN_FRAME_BYTES..=self.max_frame_bytes;
-        let max_frames = usize::from(self.raw.burst).min(BURST_FRAMES);
+        let max_frames = usize::from(self.info.burst).min(BURST_FRAMES);
         let mut count = 0;
         let (front, back) = burst.as_mut_slices();
         for frames in [front, back] {
@@ -95,7 +96,7 @@ impl EthDev {
                 packet.checksum = raw::CHECKSUM_UNKNOWN;
                 let needs_no_offload = frame.is_unchecked() && sendable.contains(&frame.len());
                 if !needs_no_offload
-                    && !prepare_offload(&self.raw, self.max_frame_bytes, arena, frame, packet)
+                    && !prepare_offload(&self.info, self.max_frame_bytes, arena, frame, packet)
                 {
                     return count;
                 }
@@ -112,13 +113,13 @@ impl EthDev {
 /// device cannot. Returns false if the frame cannot be transmitted.
 #[inline(always)]
 fn prepare_offload(
-    eth_dev: &raw::EthDev,
+    info: &raw::Info,
     max_frame_bytes: usize,
     arena: &mut Arena,
     frame: &mut Frame,
     packet: &mut Packet,
 ) -> bool {
-    let tso = match eth_dev.cuts {
+    let tso = match info.cuts {
         0 => None,
         _ => tx_offload::tso_request(arena.bytes(frame), frame),
     };
@@ -129,7 +130,7 @@ fn prepare_offload(
     if !matches!(checksum, Checksum::Partial { .. }) {
         return true;
     }
-    let layout = match eth_dev.transmit_checksum {
+    let layout = match info.transmit_checksum {
         0 => None,
         _ => tx_offload::checksum_offload(arena.bytes(frame), checksum),
     };

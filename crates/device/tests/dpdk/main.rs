@@ -3,12 +3,13 @@
 
 #![cfg(feature = "dpdk")]
 
+mod queues;
+#[path = "../sandbox/mod.rs"]
 mod sandbox;
 
 use std::collections::HashSet;
 use std::io::Read;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::num::NonZeroU16;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -193,8 +194,12 @@ impl WireEnd {
         Self::open_on(text, arena(frames))
     }
 
-    fn open_on(text: &str, mut arena: Arena) -> Self {
-        let device = open(&dpdk_config(text), &mut arena).unwrap();
+    fn open_on(text: &str, arena: Arena) -> Self {
+        Self::open_config(&dpdk_config(text), arena)
+    }
+
+    fn open_config(config: &DpdkConfig, mut arena: Arena) -> Self {
+        let device = open(config, &mut arena).unwrap();
         Self { arena, device, held: Burst::new() }
     }
 
@@ -261,14 +266,20 @@ fn memif_pair(number: u32) -> (TempDir, [String; 2]) {
 /// Child process that echoes the frames of a device. It is killed on drop.
 struct EchoProcess(Child);
 
-/// Environment variable that gives the child process its device name.
+/// Environment variables that give the child process its device name, and the number of queues.
 const ECHO_DEVICE_VARIABLE: &str = "TIDEGATE_TEST_ECHO";
+const ECHO_QUEUES_VARIABLE: &str = "TIDEGATE_TEST_ECHO_QUEUES";
 
 impl EchoProcess {
     fn start_on(device: &str) -> Self {
+        Self::start_with_queues(device, 1)
+    }
+
+    fn start_with_queues(device: &str, queues: u16) -> Self {
         let process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "echo_child"])
             .env(ECHO_DEVICE_VARIABLE, device)
+            .env(ECHO_QUEUES_VARIABLE, queues.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -304,7 +315,8 @@ fn echo_child() {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
-    let mut end = WireEnd::open(&text, 96);
+    let queues = std::env::var(ECHO_QUEUES_VARIABLE).unwrap().parse().unwrap();
+    let mut end = WireEnd::open_config(&dpdk_config(&text).queues(queues), arena(96));
     loop {
         end.device.receive(&mut end.arena, &mut end.held, 64).unwrap();
         end.device.transmit(&mut end.arena, &mut end.held).unwrap();
@@ -703,41 +715,6 @@ fn requested_segmentation_is_off_if_unsupported() {
     assert!(matches!(open_on(FrameSize::K4), Err(DpdkError::FramesTooSmall)));
 }
 
-/// The kernel spreads its frames over the queues of the device.
-#[test]
-fn receives_from_every_queue() {
-    if !enter_namespace() || !has_tun() {
-        return;
-    }
-    let mut arena = arena(1024);
-    let mut monitor = Monitor::open().unwrap();
-    let config = dpdk_config("net_tap_queues,iface=tgqueues").queues(NonZeroU16::new(4).unwrap());
-    let mut device = open(&config, &mut arena).unwrap();
-    assert_eq!(device.capabilities().queues, 4);
-    ip(&format!("address add {KERNEL_V4}/24 dev tgqueues"));
-    ip(&format!("address add {KERNEL_V6}/64 dev tgqueues nodad"));
-    wait_for_kernel_address(&mut monitor);
-    let mac = MacAddr(device.capabilities().mac);
-    for (kernel, address) in [(KERNEL_V4, DEVICE_V4), (KERNEL_V6, DEVICE_V6)] {
-        ip(&format!("neigh add {address} lladdr {mac} dev tgqueues"));
-        let sockets: Vec<_> = (0..64).map(|_| UdpSocket::bind((kernel, 0)).unwrap()).collect();
-        for socket in &sockets {
-            socket.send_to(b"tide", (address, 7)).unwrap();
-        }
-        let (began, mut burst, mut arrived) = (Instant::now(), Burst::new(), 0);
-        while arrived < sockets.len() {
-            assert!(began.elapsed() < TIMEOUT, "{arrived} of {} arrived", sockets.len());
-            device.receive(&mut arena, &mut burst, 16).unwrap();
-            while let Some(frame) = burst.pop_front() {
-                arrived += usize::from(is_udp_to(arena.bytes(&frame), true, 7));
-                arena.free(frame);
-            }
-        }
-    }
-    device.close_for_handover(&mut arena, false);
-    assert_eq!(arena.available(), arena.capacity());
-}
-
 /// The driver of `net_af_packet` needs more space than a 2 KiB frame has.
 #[test]
 fn copies_frames_too_small_for_the_driver() {
@@ -764,13 +741,6 @@ fn copies_frames_too_small_for_the_driver() {
         }
         end.close();
     }
-}
-
-#[test]
-fn rejects_too_many_queues() {
-    let config = dpdk_config("net_ring_many").queues(NonZeroU16::MAX);
-    let error = open(&config, &mut arena(8)).err().unwrap().to_string();
-    assert!(error.contains("at most") && error.contains("not 65535"), "{error}");
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::ptr;
 use tidegate_memory::Arena;
 
 use super::super::raw::{self, BURST_FRAMES};
-use super::EthDev;
+use super::EthQueues;
+
 /// Limits on the number of free frames in a device's pool, besides the frames in its rings.
 pub(super) struct PoolLevels {
     /// Below this level frames are lent to the device, up to `target`.
@@ -22,10 +23,10 @@ impl PoolLevels {
     }
 }
 
-impl EthDev {
+impl EthQueues {
     /// Lends frames until the device's pool has `target` free frames or the arena is empty.
     pub(super) fn lend(&mut self, arena: &mut Arena, target: usize) {
-        if !self.uses_arena_frames() {
+        if !self.eth_dev.uses_arena_frames() {
             return;
         }
         let base = arena.region().0.as_ptr();
@@ -52,7 +53,7 @@ impl EthDev {
 
     /// Reclaims unused frames until the device's pool has `target` free frames.
     pub(super) fn reclaim(&mut self, arena: &mut Arena, target: usize) {
-        if !self.uses_arena_frames() {
+        if !self.eth_dev.uses_arena_frames() {
             return;
         }
         let base = arena.region().0.as_ptr() as u64;

@@ -7,8 +7,9 @@ use tidegate_memory::{Arena, Checksum, Frame};
 use tidegate_wire::{DropCounters, DropReason};
 
 use super::super::raw::{self, BURST_FRAMES, Packet};
-use super::EthDev;
+use super::EthQueues;
 use crate::Burst;
+
 /// Received frames not yet delivered: entries `next..end` of the burst.
 pub(super) struct RxBurst {
     pub(super) raw: Box<raw::Burst>,
@@ -34,19 +35,21 @@ impl RxBurst {
     }
 }
 
-impl EthDev {
+impl EthQueues {
     /// Number of received frames waiting in the burst. Polls each queue if the burst is empty.
     #[inline]
     pub fn poll_rx(&mut self) -> usize {
         let RxBurst { raw, next, end } = &mut self.rx_burst;
         if *next == *end {
             (*next, *end) = (0, 0);
-            for _ in 0..self.raw.queues {
+            for _ in 0..self.count {
                 let queue = self.next_queue;
-                self.next_queue = if queue + 1 < self.raw.queues { queue + 1 } else { 0 };
-                // SAFETY: the device has this queue; the burst holds no frame and has space for
-                // the maximum that is ever written.
-                *end = unsafe { raw::dpdk_receive(&mut self.raw, queue, &mut **raw) } as usize;
+                let next_queue = queue.saturating_add(self.users);
+                self.next_queue =
+                    if next_queue < self.info.queues { next_queue } else { self.raw.first };
+                // SAFETY: the queues were opened, and this is one of them. The burst holds no frame
+                // and has space for the maximum that is ever written.
+                *end = unsafe { raw::dpdk_receive(&mut *self.raw, queue, &mut **raw) } as usize;
                 if *end > 0 {
                     break;
                 }
