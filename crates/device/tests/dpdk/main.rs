@@ -291,7 +291,7 @@ impl EchoProcess {
     fn start_at(path: &Path) -> Self {
         let mut echo = Self::start_on(&format!("net_vhost0,iface={},queues=1", path.display()));
         let began = Instant::now();
-        while !path.exists() {
+        while !is_listening(path) {
             assert!(began.elapsed() < TIMEOUT, "the other process does not start");
             assert!(echo.0.try_wait().unwrap().is_none(), "the other process has ended");
         }
@@ -304,6 +304,16 @@ impl Drop for EchoProcess {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// True if a process accepts connections at this path, which exists a moment before.
+fn is_listening(path: &Path) -> bool {
+    const ACCEPTS: &str = "00010000";
+    let sockets = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap();
+    sockets.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.nth(3) == Some(ACCEPTS) && words.last() == path.to_str()
+    })
 }
 
 /// Echoes frames, but only in a child process that [`Echo`] started.
