@@ -49,7 +49,7 @@ fn dig_and_kdig_query_over_tcp_on_every_device() {
     if !is_root("dns_tcp") || !has_programs("dns_tcp", &["dig", "kdig"]) {
         return;
     }
-    for kind in DeviceKind::ALL {
+    for &kind in DeviceKind::ALL {
         eprintln!("{kind:?}");
         let testbed = Testbed::new(kind);
         let server = serve(&testbed, kind, &[]);

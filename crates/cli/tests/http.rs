@@ -67,7 +67,7 @@ fn transfers_files_intact_on_every_device() {
     }
     let files = Files::new();
     let large = files.file("root/large.bin");
-    for kind in DeviceKind::ALL {
+    for &kind in DeviceKind::ALL {
         eprintln!("{kind:?}");
         let testbed = Testbed::new(kind);
         let server = serve(&testbed, kind, &files);

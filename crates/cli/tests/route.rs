@@ -95,50 +95,58 @@ fn assert_reachable(testbed: &RouterTestbed, to: &str, more: &[&str]) {
 }
 
 /// Device kinds of the router, each with the flags of a receive mode.
-#[cfg(not(feature = "dpdk"))]
-const DEVICES_AND_MODES: [(&str, &[&str]); 4] = [
+const DEVICES_AND_MODES: &[(&str, &[&str])] = &[
     ("packet", &["--mode", "polled"]),
     ("packet", &["--mode", "interrupt"]),
     ("xdp", &["--mode", "polled", "--quota", "10"]),
     ("xdp", &["--mode", "interrupt"]),
+    #[cfg(feature = "dpdk")]
+    ("dpdk", &["--mode", "polled"]),
+    #[cfg(feature = "dpdk")]
+    ("dpdk", &["--mode", "interrupt"]),
 ];
 
-/// Devices that only a build with DPDK has.
-#[cfg(feature = "dpdk")]
-const DEVICES_AND_MODES: [(&str, &[&str]); 2] =
-    [("dpdk", &["--mode", "polled"]), ("dpdk", &["--mode", "interrupt"])];
+/// Each kind of device once.
+const DEVICES: &[(&str, &[&str])] = &[
+    ("packet", &["--mode", "polled"]),
+    ("xdp", &["--mode", "interrupt"]),
+    #[cfg(feature = "dpdk")]
+    ("dpdk", &["--mode", "polled"]),
+];
 
 /// Devices that several network cores share. A packet socket for each core needs no queues.
-#[cfg(not(feature = "dpdk"))]
-const SHARED_DEVICES: [(&str, &[&str]); 2] =
-    [("packet", &["--cores", "3"]), ("xdp", &["--cores", "2"])];
-
-/// Devices that several network cores share.
-#[cfg(feature = "dpdk")]
-const SHARED_DEVICES: [(&str, &[&str]); 1] = [("dpdk", &["--cores", "2"])];
+const SHARED_DEVICES: &[(&str, &[&str])] = &[
+    ("packet", &["--cores", "3"]),
+    ("xdp", &["--cores", "2"]),
+    #[cfg(feature = "dpdk")]
+    ("dpdk", &["--cores", "2"]),
+];
 
 /// True if IPv4 fragments are forwarded. With DPDK's driver the kernel reassembles them, for
 /// a buffer one frame long.
-const HAS_IPV4_FRAGMENTS: bool = cfg!(not(feature = "dpdk"));
+fn has_ipv4_fragments(kind: &str) -> bool {
+    kind != "dpdk"
+}
 
 /// Testbed with veth pairs as Linux makes them, of two queues. DPDK's AF_PACKET driver does not learn the state of
 /// checksums.
-fn new_testbed() -> RouterTestbed {
-    match cfg!(feature = "dpdk") {
-        true => RouterTestbed::as_on_a_wire().unwrap(),
-        false => RouterTestbed::with_queues(2).unwrap(),
+fn new_testbed(kind: &str) -> RouterTestbed {
+    match kind {
+        "dpdk" => RouterTestbed::as_on_a_wire().unwrap(),
+        _ => RouterTestbed::with_queues(2).unwrap(),
     }
 }
 
-fn on_every_device(test: &str, programs: &[&str], check: impl Fn(&RouterTestbed)) {
+/// Calls `check` with a router on each kind of device.
+fn on_every_device(test: &str, programs: &[&str], check: impl Fn(&RouterTestbed, &str)) {
     if !is_root(test) || !has_programs(test, programs) {
         return;
     }
-    for (kind, flags) in DEVICES_AND_MODES.into_iter().chain(SHARED_DEVICES) {
+    for (kind, flags) in DEVICES_AND_MODES.iter().chain(SHARED_DEVICES) {
         eprintln!("{test} on {kind} {flags:?}");
-        let testbed = new_testbed();
+        let testbed = new_testbed(kind);
         let router = route(&testbed, kind, flags);
-        check(&testbed);
+        check(&testbed, kind);
         let report = router.stop();
         assert!(report["drops"].get("udp_checksum").is_none(), "{report}");
     }
@@ -146,7 +154,7 @@ fn on_every_device(test: &str, programs: &[&str], check: impl Fn(&RouterTestbed)
 
 #[test]
 fn hosts_reach_each_other_and_the_router() {
-    on_every_device("ping", &["ping"], |testbed| {
+    on_every_device("ping", &["ping"], |testbed, kind| {
         for to in [RIGHT_V4, RIGHT_V6] {
             assert_reachable(testbed, to, &[]);
             assert_reachable(testbed, to, &["-s", "1400"]);
@@ -155,7 +163,7 @@ fn hosts_reach_each_other_and_the_router() {
             assert_reachable(testbed, to, &[]);
         }
         // Fragmented.
-        if HAS_IPV4_FRAGMENTS {
+        if has_ipv4_fragments(kind) {
             assert_reachable(testbed, RIGHT_V4, &["-s", "4000"]);
         }
         assert_reachable(testbed, RIGHT_V6, &["-s", "4000"]);
@@ -169,8 +177,8 @@ fn each_network_core_forwards() {
     if !is_root("router's network cores") {
         return;
     }
-    for (kind, flags) in SHARED_DEVICES {
-        let testbed = new_testbed();
+    for &(kind, flags) in SHARED_DEVICES {
+        let testbed = new_testbed(kind);
         let router = route(&testbed, kind, &[flags, &["--core-cpus", "1,0"]].concat());
         for (to, any) in [(RIGHT_V4, "0.0.0.0:0"), (RIGHT_V6, "[::]:0")] {
             let at = SocketAddr::new(to.parse().unwrap(), 7);
@@ -225,7 +233,7 @@ fn several_network_cores_need_as_many_queues_and_no_filter() {
 
 #[test]
 fn traceroute_shows_the_router() {
-    on_every_device("traceroute", &["traceroute"], |testbed| {
+    on_every_device("traceroute", &["traceroute"], |testbed, _| {
         for (to, router) in [(RIGHT_V4, ROUTER_LEFT[0]), (RIGHT_V6, ROUTER_LEFT[1])] {
             let output = run_on_left_host(
                 testbed,
@@ -241,7 +249,7 @@ fn traceroute_shows_the_router() {
 
 #[test]
 fn reports_unreachable_destinations() {
-    on_every_device("unreachable", &["ping"], |testbed| {
+    on_every_device("unreachable", &["ping"], |testbed, _| {
         let nowhere = ping(testbed, "192.0.2.1", &[]);
         assert!(nowhere.contains("Net Unreachable"), "{nowhere}");
         let nowhere = ping(testbed, "2001:db8::1", &[]);
@@ -262,7 +270,7 @@ fn sender_learns_the_path_mtu() {
         return;
     }
     for kind in ["packet", "xdp"] {
-        let testbed = new_testbed();
+        let testbed = new_testbed(kind);
         testbed.router.ip(&["link", "set", &testbed.right_device, "mtu", "1300"]).unwrap();
         testbed.right.namespace.ip(&["link", "set", &testbed.right.device, "mtu", "1300"]).unwrap();
         let router = route(&testbed, kind, &[]);
@@ -285,7 +293,7 @@ fn sender_learns_the_path_mtu() {
 
 #[test]
 fn forwards_tcp_and_udp_intact() {
-    on_every_device("transport", &[], |testbed| {
+    on_every_device("transport", &[], |testbed, kind| {
         for (here, there) in [(LEFT_V4, RIGHT_V4), (LEFT_V6, RIGHT_V6)] {
             let sent: Vec<u8> = (0..2_000_000_u32).map(|n| (n * 7 / 3) as u8).collect();
             let listener =
@@ -319,7 +327,7 @@ fn forwards_tcp_and_udp_intact() {
             };
             let (a, b) = (socket(&testbed.left, here), socket(&testbed.right, there));
             for bytes in [0, 1, 100, 1400, 1472, 3000] {
-                if bytes > 1472 && here == LEFT_V4 && !HAS_IPV4_FRAGMENTS {
+                if bytes > 1472 && here == LEFT_V4 && !has_ipv4_fragments(kind) {
                     continue;
                 }
                 let datagram = &sent[..bytes];
@@ -352,10 +360,10 @@ struct FilterSetup {
 }
 
 impl FilterSetup {
-    fn new() -> Self {
+    fn new(kind: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("rules"), RULES).unwrap();
-        Self { testbed: new_testbed(), folder }
+        Self { testbed: new_testbed(kind), folder }
     }
 
     fn path(&self, name: &str) -> String {
@@ -380,8 +388,8 @@ fn filter_decides_which_packets_pass() {
     if !is_root("filter_rules") || !has_programs("filter_rules", &["ping"]) {
         return;
     }
-    for (kind, flags) in DEVICES_AND_MODES {
-        let setup = FilterSetup::new();
+    for &(kind, flags) in DEVICES {
+        let setup = FilterSetup::new(kind);
         let filter = setup.start_filter();
         let router = setup.start_router(kind, flags);
         for to in [RIGHT_V4, RIGHT_V6] {
@@ -406,7 +414,7 @@ fn filter_takes_new_rules_while_it_serves() {
     if !is_root("filter_reload") || !has_programs("filter_reload", &["ping"]) {
         return;
     }
-    let setup = FilterSetup::new();
+    let setup = FilterSetup::new("packet");
     let filter = setup.start_filter();
     let router = setup.start_router("packet", &["--mode", "polled"]);
     assert_reachable(&setup.testbed, RIGHT_V4, &[]);
@@ -435,8 +443,8 @@ fn absent_filter_blocks_traffic_until_it_returns() {
     if !is_root("filter_absent") || !has_programs("filter_absent", &["ping"]) {
         return;
     }
-    for (kind, flags) in DEVICES_AND_MODES {
-        let setup = FilterSetup::new();
+    for &(kind, flags) in DEVICES {
+        let setup = FilterSetup::new(kind);
         let router = setup.start_router(kind, flags);
         let assert_blocked = |state: &str| {
             let output = ping(&setup.testbed, RIGHT_V4, &["-W", "1"]);
@@ -472,8 +480,8 @@ fn tcp_flow_survives_a_filter_restart() {
     if !is_root("filter_restart") {
         return;
     }
-    for (kind, flags) in DEVICES_AND_MODES {
-        let setup = FilterSetup::new();
+    for &(kind, flags) in DEVICES {
+        let setup = FilterSetup::new(kind);
         let mut filter = setup.start_filter();
         let router = setup.start_router(kind, flags);
         for (there, seed) in [(RIGHT_V4, 3), (RIGHT_V6, 5)] {
@@ -552,8 +560,8 @@ fn hostile_filter_admits_nothing_and_stalls_nothing() {
     if !is_root("hostile_filter") || !has_programs("hostile_filter", &["ping"]) {
         return;
     }
-    for (kind, flags) in DEVICES_AND_MODES {
-        let setup = FilterSetup::new();
+    for &(kind, flags) in DEVICES {
+        let setup = FilterSetup::new(kind);
         let router = setup.start_router(kind, flags);
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -589,7 +597,7 @@ fn killed_router_leaves_no_xdp_program() {
     if !is_root("route_gone") {
         return;
     }
-    let testbed = new_testbed();
+    let testbed = new_testbed("xdp");
     let mut router = route(&testbed, "xdp", &[]);
     router.child.kill().unwrap();
     router.child.wait().unwrap();

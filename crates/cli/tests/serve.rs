@@ -74,7 +74,7 @@ fn check_traceroute(testbed: &Testbed, server: &str) {
 
 fn on_every_device(test: &str, programs: &[&str], check: impl Fn(DeviceKind, &Testbed)) {
     if is_root(test) && has_programs(test, programs) {
-        for kind in DeviceKind::ALL {
+        for &kind in DeviceKind::ALL {
             eprintln!("{test} on {kind:?}");
             check(kind, &Testbed::new(kind));
         }

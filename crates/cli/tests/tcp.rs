@@ -12,7 +12,7 @@ const PORT: u16 = 7777;
 
 fn on_every_device(test: &str, check: impl Fn(DeviceKind, &Testbed)) {
     if is_root(test) {
-        for kind in DeviceKind::ALL {
+        for &kind in DeviceKind::ALL {
             eprintln!("{test} on {kind:?}");
             check(kind, &Testbed::new(kind));
         }

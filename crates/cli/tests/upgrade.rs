@@ -16,15 +16,16 @@ use support::{CLIENT_V4, CLIENT_V6};
 use support::{DeviceKind, SERVER_V4, SERVER_V6, Testbed, has_programs, is_root};
 use tidegate::{Net, TcpListener};
 
-/// Devices on addresses of the daemon's own; `None` for the host's addresses.
-#[cfg(not(feature = "dpdk"))]
-const DEVICES: [Option<DeviceKind>; 4] =
-    [Some(DeviceKind::Xdp), Some(DeviceKind::Packet), Some(DeviceKind::Tap), None];
-
-/// Devices that only a build with DPDK has. A memif is tested on its own: its peer must
-/// survive the old daemon, which `dpdk-testpmd` may not.
-#[cfg(feature = "dpdk")]
-const DEVICES: [Option<DeviceKind>; 1] = [Some(DeviceKind::DpdkPacket)];
+/// Devices on addresses of the daemon's own; `None` for the host's addresses. A memif is tested on its
+/// own: its peer must survive the old daemon, which `dpdk-testpmd` may not.
+const DEVICES: &[Option<DeviceKind>] = &[
+    Some(DeviceKind::Xdp),
+    Some(DeviceKind::Packet),
+    Some(DeviceKind::Tap),
+    #[cfg(feature = "dpdk")]
+    Some(DeviceKind::DpdkPacket),
+    None,
+];
 
 fn testbed(kind: Option<DeviceKind>) -> Testbed {
     kind.map_or_else(Testbed::shared, Testbed::new)
@@ -33,6 +34,11 @@ fn testbed(kind: Option<DeviceKind>) -> Testbed {
 /// Starts a daemon on a [`testbed`].
 fn start<'s>(testbed: &'s Testbed, kind: Option<DeviceKind>, flags: &[&str]) -> Daemon<'s> {
     match kind {
+        Some(DeviceKind::DpdkPacket) if flags.contains(&"3") => {
+            // A queue for each network core.
+            let device = format!("dpdk:net_af_packet0,iface={},qpairs=3", testbed.device());
+            Daemon::start(testbed, &[&["--io", &device], flags].concat())
+        }
         Some(kind) => Daemon::start_on(testbed, kind, flags),
         None => Daemon::start_shared(testbed, flags),
     }
@@ -105,12 +111,11 @@ fn exchange(stream: &mut (impl Read + Write), number: u32, len: usize) {
 
 #[test]
 fn own_address_stays_that_of_the_upgraded_daemon() {
-    let Some(kind) = DEVICES[0].filter(|_| cfg!(not(feature = "dpdk")) && is_root("own address"))
-    else {
+    if !is_root("own address") {
         return;
-    };
-    let testbed = testbed(Some(kind));
-    let daemon = start(&testbed, Some(kind), &[]);
+    }
+    let testbed = Testbed::new(DeviceKind::Xdp);
+    let daemon = Daemon::start_on(&testbed, DeviceKind::Xdp, &[]);
     let _kill = KillOnDrop(&daemon);
     for _ in 0..2 {
         let before = daemon_pid(&daemon);
@@ -140,7 +145,7 @@ fn connections_survive_upgrades() {
         }
     };
     let with_flags = |kind| flag_sets(kind).iter().map(move |flags| (kind, flags));
-    for (kind, flags) in DEVICES.into_iter().flat_map(with_flags) {
+    for (kind, flags) in DEVICES.iter().copied().flat_map(with_flags) {
         let testbed = match (kind, flags) {
             // The other cores close their queues before the primary core does.
             (Some(DeviceKind::Xdp), ["--cores", "3"]) => Testbed::with_queues(2),
@@ -396,7 +401,7 @@ fn udp_traffic_survives_upgrades() {
     if !is_root("upgrade_udp") {
         return;
     }
-    for kind in DEVICES {
+    for &kind in DEVICES {
         let testbed = testbed(kind);
         let daemon = start(&testbed, kind, &[]);
         let net = Net::attach(daemon.socket(), "echo").unwrap();
@@ -455,7 +460,7 @@ fn failed_upgrade_changes_nothing() {
     if !is_root("upgrade_fails") {
         return;
     }
-    for kind in DEVICES {
+    for &kind in DEVICES {
         let testbed = testbed(kind);
         let daemon = start(&testbed, kind, &[]);
         let net = Net::attach(daemon.socket(), "echo").unwrap();

@@ -55,20 +55,20 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// Every device kind of a build without DPDK.
-    #[cfg(not(feature = "dpdk"))]
-    pub const ALL: [DeviceKind; 5] = [
+    /// Every device kind of this build.
+    pub const ALL: &[DeviceKind] = &[
         DeviceKind::Xdp,
         DeviceKind::XdpGeneric,
         DeviceKind::XdpInterrupts,
         DeviceKind::Packet,
         DeviceKind::Tap,
+        #[cfg(feature = "dpdk")]
+        DeviceKind::DpdkPacket,
+        #[cfg(feature = "dpdk")]
+        DeviceKind::DpdkTap,
+        #[cfg(feature = "dpdk")]
+        DeviceKind::DpdkMemif,
     ];
-
-    /// Device kinds that only a build with DPDK has.
-    #[cfg(feature = "dpdk")]
-    pub const ALL: [DeviceKind; 3] =
-        [DeviceKind::DpdkPacket, DeviceKind::DpdkTap, DeviceKind::DpdkMemif];
 
     /// True if the client's end of the link exists only while a server runs.
     pub fn creates_link(self) -> bool {
