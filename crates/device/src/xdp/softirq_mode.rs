@@ -23,8 +23,14 @@ const MIN_OVERRUN_PPS: u128 = 300_000;
 const MIN_OVERRUN_TIME: Duration = Duration::from_millis(20);
 /// Time for which a declared overrun lasts.
 const OVERRUN_DURATION: Duration = Duration::from_secs(1);
-/// Time for which a flood lasts after the last check with more refused than admitted frames.
+/// Time for which a flood lasts after the last check with more refused than admitted frames, and a
+/// fast one after the last check above [`FAST_PPS`].
 const FLOOD_DURATION: Duration = Duration::from_secs(1);
+/// Frames per second from which softirqs have to come more often: a veth's ring of 256 frames would
+/// fill in the meantime.
+const FAST_PPS: u128 = 500_000;
+/// Minimum time over which the rate of frames is measured; frames come in bursts.
+const MIN_RATE_TIME: Duration = Duration::from_millis(20);
 
 /// Decides between softirqs and the owner's polls while admission limits are in force.
 pub(super) struct SoftirqMode {
@@ -39,8 +45,14 @@ pub(super) struct SoftirqMode {
     pub(super) is_flood: bool,
     /// Frames admitted and refused so far.
     counts: (u64, u64),
+    /// Frames since the rate was last measured, and the time of that.
+    recent: u64,
+    measured: Instant,
     /// Last time at which more frames were refused than admitted.
     last_flood: Option<Instant>,
+    /// Frames arrive faster than [`FAST_PPS`], and the last time at which they did.
+    pub(super) is_fast: bool,
+    last_fast: Option<Instant>,
 }
 
 impl SoftirqMode {
@@ -55,7 +67,11 @@ impl SoftirqMode {
             state_since: None,
             is_flood: false,
             counts,
+            recent: 0,
+            measured: last_check,
             last_flood: None,
+            is_fast: false,
+            last_fast: None,
         }
     }
 
@@ -65,16 +81,28 @@ impl SoftirqMode {
     }
 
     /// Records the frames admitted and refused so far. Returns true if the polling side changes
-    /// between softirqs and the owner.
+    /// between softirqs and the owner, or the pace of softirqs.
     pub(super) fn on_counts(&mut self, counts: (u64, u64)) -> bool {
+        let now = Instant::now();
         let previous = std::mem::replace(&mut self.counts, counts);
         let admitted = counts.0.saturating_sub(previous.0);
-        if counts.1.saturating_sub(previous.1) > admitted {
-            self.last_flood = Some(Instant::now());
+        let refused = counts.1.saturating_sub(previous.1);
+        if refused > admitted {
+            self.last_flood = Some(now);
         }
-        let was = self.is_active();
-        self.is_flood = self.last_flood.is_some_and(|refused| refused.elapsed() < FLOOD_DURATION);
-        was != self.is_active()
+        self.recent += refused + admitted;
+        let elapsed = now.duration_since(self.measured);
+        if elapsed >= MIN_RATE_TIME {
+            let frames = u128::from(std::mem::take(&mut self.recent));
+            self.measured = now;
+            if frames > FAST_PPS * elapsed.as_nanos() / 1_000_000_000 {
+                self.last_fast = Some(now);
+            }
+        }
+        let lasts = |last: Option<Instant>| last.is_some_and(|at| at.elapsed() < FLOOD_DURATION);
+        let was = (self.is_active(), self.is_fast);
+        (self.is_flood, self.is_fast) = (lasts(self.last_flood), lasts(self.last_fast));
+        was != (self.is_active(), self.is_fast)
     }
 
     /// Records the frames missed so far. Returns true if an overrun begins or ends.
@@ -135,17 +163,35 @@ mod tests {
         };
         assert!((480..=500).contains(&check), "{check}");
     }
+
+    /// Records counts 20 ms after the last.
+    fn count(mode: &mut SoftirqMode, counts: (u64, u64)) -> bool {
+        mode.measured -= MIN_RATE_TIME;
+        mode.on_counts(counts)
+    }
+
     #[test]
     fn softirq_mode_is_active_while_the_majority_is_refused() {
         let mut mode = SoftirqMode::new(0, (100, 1_000));
         assert!(!mode.is_active());
-        assert!(!mode.on_counts((200, 1_050)), "most frames are admitted");
-        assert!(mode.on_counts((210, 2_000)) && mode.is_active());
-        assert!(!mode.on_counts((900, 2_000)), "a pause");
+        assert!(!count(&mut mode, (200, 1_050)), "most frames are admitted");
+        assert!(count(&mut mode, (210, 2_000)) && mode.is_active());
+        assert!(!count(&mut mode, (900, 2_000)), "a pause");
         mode.overrun = true;
         assert!(!mode.is_active());
         mode.overrun = false;
         mode.last_flood = mode.last_flood.map(|refused| refused - FLOOD_DURATION);
-        assert!(mode.on_counts((1_900, 2_100)) && !mode.is_active());
+        assert!(count(&mut mode, (1_900, 2_100)) && !mode.is_active());
+    }
+
+    #[test]
+    fn softirqs_come_more_often_while_frames_arrive_fast() {
+        let mut mode = SoftirqMode::new(0, (0, 0));
+        assert!(!mode.on_counts((10, 0)), "too little time to tell");
+        assert!(count(&mut mode, (100, 9_000)) && mode.is_active() && !mode.is_fast);
+        assert!(count(&mut mode, (200, 25_000)) && mode.is_fast);
+        assert!(!count(&mut mode, (300, 26_000)), "a pause");
+        mode.last_fast = mode.last_fast.map(|fast| fast - FLOOD_DURATION);
+        assert!(count(&mut mode, (400, 27_000)) && mode.is_active() && !mode.is_fast);
     }
 }

@@ -10,7 +10,7 @@ pub(super) const MIN_TOTAL_PPS: u64 = 100;
 const REDUCTION_PERIODS: u64 = 3;
 
 /// Time for which a measured capacity is believed. Then a higher total is tried.
-const BUSY_BELIEF_NS: u64 = 2_000_000_000;
+const BUSY_BELIEF_NS: u64 = 1_000_000_000;
 /// Backlog from which the total rises no further: the server is nearly busy all the time.
 const HIGH_BACKLOG_PERCENT: u32 = 50;
 
@@ -21,6 +21,8 @@ const HIGH_BACKLOG_PERCENT: u32 = 50;
 /// * Late drops: the total is set to nine tenths of the capacity.
 /// * Queues above the high mark that do not drain, or a backlog at the device: the total is set slightly below the
 ///   capacity. Where feedback pauses receiving at that mark, queues reach it at every peak.
+/// * A backlog at the device after receive packets were lost: the total is below what is served
+///   meanwhile, the more the longer it takes to drain, but at least three quarters.
 /// * Queues between the marks: the total is capped at the capacity while they fill, and
 ///   rises slowly while they do not.
 /// * Queues below the low mark: the total rises slowly near the best capacity seen, and fast
@@ -37,11 +39,16 @@ pub(super) struct TotalRate {
     last_level_percent: u32,
     /// The total was reduced for lost receive packets since limits were last off.
     was_reduced: bool,
-    /// Rate served while the server was busy all the time, and how long that is believed.
+    /// Rate served while the server was busy all the time, averaged over some periods, and how long
+    /// that is believed.
     busy_pps: u64,
     busy_left_ns: u64,
     /// Periods since the last such reduction.
     periods_since_reduction: u64,
+    /// Receive packets were lost in the last period.
+    was_missing: bool,
+    /// The server was busy all the time in the last period.
+    was_busy: bool,
 }
 
 impl TotalRate {
@@ -57,6 +64,8 @@ impl TotalRate {
             busy_pps: 0,
             busy_left_ns: 0,
             periods_since_reduction: u64::MAX,
+            was_missing: false,
+            was_busy: false,
         }
     }
 
@@ -118,8 +127,8 @@ impl TotalRate {
         // A backlog that costs no packet is only a busy server.
         let is_busy = pressure.backlog_percent >= HIGH_BACKLOG_PERCENT
             && (self.was_reduced || pressure.is_missing_packets());
-        self.update_busy_rate(is_busy.then_some(served_pps), elapsed_ns);
-        let missing = pressure.is_missing_packets();
+        let (stays_busy, missing) = self.compare_with_last(is_busy, pressure.is_missing_packets());
+        self.update_busy_rate(stays_busy.then_some(served_pps), elapsed_ns);
         let reduce_to_pps = preferred_pps.filter(|&pps| missing && (!overloaded || self.pps > pps));
         // Packets admitted before a reduction are still served for a while.
         let takes_effect =
@@ -145,8 +154,12 @@ impl TotalRate {
         if takes_effect {
             return;
         } else if let Some(preferred_pps) = reduce_to_pps {
-            let busy_pps = is_busy.then_some(served_pps);
+            let busy_pps = stays_busy.then_some(self.busy_pps);
             self.reduce_for_receive(preferred_pps, pressure.is_overrun(), busy_pps);
+        } else if is_busy && pressure.backlog_percent >= 100 && pressure.late_drops == 0 {
+            if stays_busy {
+                self.drain_backlog();
+            }
         } else if overloaded && !draining {
             let base_pps = self.pps.min(self.capacity_pps);
             let divisor = if pressure.late_drops > 0 { 10 } else { 32 };
@@ -181,12 +194,30 @@ impl TotalRate {
         self.pps = self.pps.max(MIN_TOTAL_PPS);
     }
 
+    /// Conditions that hold as in the last period: in a single one, another thread may have had the
+    /// processor.
+    fn compare_with_last(&mut self, is_busy: bool, missing: bool) -> (bool, bool) {
+        let was_busy = std::mem::replace(&mut self.was_busy, is_busy);
+        let was_missing = std::mem::replace(&mut self.was_missing, missing);
+        (is_busy && was_busy, missing && was_missing)
+    }
+
+    /// Lowers the total below what a busy server serves, the more the longer there is a backlog.
+    fn drain_backlog(&mut self) {
+        let reduced_pps = self.pps.saturating_sub(self.busy_pps / 16);
+        let max_pps = self.busy_pps - self.busy_pps / 16;
+        self.pps = reduced_pps.clamp(self.busy_pps / 4 * 3, max_pps);
+    }
+
     /// Updates the rate that is served by a busy server, with the served rate of a busy period.
     fn update_busy_rate(&mut self, served_pps: Option<u64>, elapsed_ns: u64) {
         self.busy_left_ns = self.busy_left_ns.saturating_sub(elapsed_ns);
         if let Some(served_pps) = served_pps {
-            let believed_pps = if self.busy_left_ns > 0 { self.busy_pps / 16 * 15 } else { 0 };
-            self.busy_pps = served_pps.max(believed_pps);
+            let believed_pps = match self.busy_left_ns {
+                0 => served_pps,
+                _ => self.busy_pps,
+            };
+            self.busy_pps = believed_pps - believed_pps / 8 + served_pps / 8;
             self.busy_left_ns = BUSY_BELIEF_NS;
         }
     }
@@ -364,6 +395,8 @@ mod tests {
         total.start(&served(1_000), 5_000_000);
         total.adjust(&missed(0), 5_000_000, false, None);
         assert_eq!(total.pps, 180_000);
+        total.adjust(&missed(600), 5_000_000, false, preferred_pps);
+        assert_eq!(total.pps, 180_000, "a single period says nothing");
         total.adjust(&missed(3), 5_000_000, true, preferred_pps);
         assert_eq!(total.pps, 157_500, "few packets are missed: an eighth less");
         for pps in [157_500, 157_500, 78_750] {
@@ -388,6 +421,59 @@ mod tests {
         assert_eq!(total.pps, 50_000, "the preferred demand is higher");
         total.start(&missed(600), 5_000_000);
         assert_eq!(total.pps, 25_000, "an overrun from the start");
+    }
+
+    /// Total after a flood has begun, of a server of 40,000 packets/s that is busy all the time.
+    fn limited_to_capacity() -> TotalRate {
+        let mut total = TotalRate::new(25, 75);
+        let busy = |rx_missed_permille| Pressure {
+            served: 200,
+            backlog_percent: 100,
+            rx_missed_permille,
+            ..Pressure::default()
+        };
+        total.start(&busy(600), 5_000_000);
+        (0..20).for_each(|_| total.adjust(&busy(600), 5_000_000, true, Some(3_000)));
+        (0..20).for_each(|_| total.adjust(&busy(0), 5_000_000, true, Some(3_000)));
+        assert_eq!(total.pps, 30_000, "three quarters of what is served, as the backlog remains");
+        let emptied = Pressure { served: 150, ..Pressure::default() };
+        (0..10).for_each(|_| total.adjust(&emptied, 5_000_000, true, Some(3_000)));
+        assert_eq!(total.pps, 39_375, "just below what was served");
+        total
+    }
+
+    /// Most of a period, another thread has the processor.
+    #[test]
+    fn a_pause_of_the_thread_costs_little() {
+        let mut total = limited_to_capacity();
+        for _ in 0..5 {
+            let pause = Pressure {
+                served: 24,
+                backlog_percent: 100,
+                rx_missed_permille: 367,
+                ..Pressure::default()
+            };
+            total.adjust(&pause, 5_000_000, true, Some(3_000));
+            for _ in 0..20 {
+                let served = Pressure { served: total.pps / 200, ..Pressure::default() };
+                total.adjust(&served, 5_000_000, true, Some(3_000));
+            }
+            assert_eq!(total.pps, 39_375);
+        }
+    }
+
+    #[test]
+    fn uneven_service_does_not_lower_the_measured_capacity() {
+        let mut total = limited_to_capacity();
+        for period in 0..1_000 {
+            let served = [85, 235, 90, 230, 360][period % 5];
+            let busy = Pressure { served, backlog_percent: 100, ..Pressure::default() };
+            total.adjust(&busy, 5_000_000, true, Some(3_000));
+            assert!((20_000..=39_375).contains(&total.pps), "{}", total.pps);
+        }
+        let emptied = Pressure { served: 190, ..Pressure::default() };
+        (0..10).for_each(|_| total.adjust(&emptied, 5_000_000, true, Some(3_000)));
+        assert!((36_000..43_000).contains(&total.pps), "{}", total.pps);
     }
 
     proptest! {
