@@ -20,7 +20,8 @@ impl RxInterrupts {
 
     /// Drains pending interrupts; the descriptor is no longer readable.
     pub fn drain(&self) {
-        // SAFETY: the descriptor is an epoll instance, to which only DPDK adds.
+        // SAFETY: the descriptor is an epoll instance. Only DPDK adds to it, and where the device has
+        // no interrupts a timer without data, which DPDK skips.
         unsafe { raw::dpdk_take_interrupts(self.0.as_raw_fd()) }
     }
 }
