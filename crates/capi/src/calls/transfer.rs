@@ -131,11 +131,10 @@ pub(crate) unsafe fn recvfrom(
     }
     // SAFETY: guaranteed by the caller.
     let data = unsafe { buffer_mut(data, len) }?;
-    if let Some(received) = socket.receive_one_datagram(data, flags) {
-        let (len, sender) = received?;
-        // SAFETY: guaranteed by the caller.
-        unsafe { write_address(&socket, sender, from, from_len) };
-        return Ok(len);
+    // SAFETY: guaranteed by the caller.
+    let write = |sender: &_| unsafe { write_address(&socket, *sender, from, from_len) };
+    if let Some(received) = socket.receive_one_datagram(data, flags, write) {
+        return received;
     }
     let received = socket.receive(&mut [IoSliceMut::new(data)], flags)?;
     if !from.is_null() {

@@ -113,8 +113,8 @@ impl Socket {
         }
     }
 
-    /// Receives one datagram; `None` for a connection, and where flags other than `MSG_DONTWAIT`
-    /// are set.
+    /// Receives one datagram, whose sender it passes on without a copy; `None` for a connection, and
+    /// where flags other than `MSG_DONTWAIT` are set.
     ///
     /// # Errors
     /// As `recvfrom`.
@@ -123,17 +123,21 @@ impl Socket {
         &self,
         buf: &mut [u8],
         flags: c_int,
-    ) -> Option<io::Result<(usize, SocketAddr)>> {
+        write_sender: impl FnOnce(&SocketAddr),
+    ) -> Option<io::Result<usize>> {
         let Some(Endpoint::Udp(udp)) = self.endpoint() else { return None };
         if flags & !libc::MSG_DONTWAIT != 0 {
             return None;
         }
-        match udp.recv_from(buf) {
+        match udp.recv_meta(buf) {
+            Ok(ref datagram) => {
+                write_sender(&datagram.from);
+                Some(Ok(datagram.len))
+            }
             // The slow path waits, and knows the errors.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
             Err(error) => Some(Err(datagram_error(error))),
-            received => Some(received),
         }
     }
 
