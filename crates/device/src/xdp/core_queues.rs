@@ -297,7 +297,7 @@ impl CoreQueues {
         let overrun = overrun && self.has_total_limit;
         // If the kernel refuses, softirqs poll at other times.
         let _ = self.irq_deferral.as_mut().map(|device| match (in_softirq, overrun) {
-            (true, _) => device.poll_in_softirq(self.softirq_mode.is_fast),
+            (true, _) => device.poll_in_softirq(self.softirq_mode.interval_ns),
             (_, true) => device.defer_for(BUSY_FLUSH_TIMEOUT_NS),
             _ => device.expect_polls(),
         });

@@ -15,13 +15,6 @@ use crate::netlink::NapiSettings;
 /// CPU share, so that the setting is written once and not in every period.
 const MIN_PAUSE_TIMEOUT_NS: u64 = 20_000_000;
 
-/// Flush timeout while softirqs poll the device, in nanoseconds. Each time costs a timer and a
-/// softirq, more than ten microseconds in a virtual machine. RX rings of NICs hold a thousand frames,
-/// a veth's 256.
-const SOFTIRQ_TIMEOUT_NS: u64 = 100_000;
-/// The same, while frames arrive so fast that a ring would fill in that time.
-const FAST_SOFTIRQ_TIMEOUT_NS: u64 = 20_000;
-
 /// Data of the restorer's descriptor in the epoll instance of a device.
 const RESTORER_EVENT: u64 = u64::MAX;
 
@@ -168,13 +161,12 @@ impl IrqDeferral {
         self.write_flush_timeout(wait_ns.max(MIN_PAUSE_TIMEOUT_NS))
     }
 
-    /// Sets a short flush timeout: softirqs poll the device more often than its RX ring fills, also
-    /// where frames arrive fast.
+    /// Sets a short flush timeout, after which softirqs poll the device.
     ///
     /// # Errors
     /// The kernel refuses; the RX ring may then overflow.
-    pub(super) fn poll_in_softirq(&mut self, is_fast: bool) -> io::Result<TimeoutChange> {
-        self.set_flush_timeout(if is_fast { FAST_SOFTIRQ_TIMEOUT_NS } else { SOFTIRQ_TIMEOUT_NS })
+    pub(super) fn poll_in_softirq(&mut self, interval_ns: u64) -> io::Result<TimeoutChange> {
+        self.set_flush_timeout(interval_ns)
     }
 
     /// Restores the flush timeout of normal polling.
@@ -304,11 +296,10 @@ mod tests {
         );
         assert_eq!(deferral.defer_for(50_000_000).unwrap(), TimeoutChange::Made);
         assert_timeout(100_000_000);
-        for (is_fast, timeout_ns) in [(true, FAST_SOFTIRQ_TIMEOUT_NS), (false, SOFTIRQ_TIMEOUT_NS)]
-        {
-            assert_eq!(deferral.poll_in_softirq(is_fast).unwrap(), TimeoutChange::Made);
+        for timeout_ns in [50_000, 200_000] {
+            assert_eq!(deferral.poll_in_softirq(timeout_ns).unwrap(), TimeoutChange::Made);
             assert_timeout(timeout_ns);
-            assert_eq!(deferral.poll_in_softirq(is_fast).unwrap(), TimeoutChange::None);
+            assert_eq!(deferral.poll_in_softirq(timeout_ns).unwrap(), TimeoutChange::None);
         }
         assert_eq!(deferral.expect_polls().unwrap(), TimeoutChange::Made);
         assert_timeout(123_456);

@@ -23,13 +23,17 @@ const MIN_OVERRUN_PPS: u128 = 300_000;
 const MIN_OVERRUN_TIME: Duration = Duration::from_millis(20);
 /// Time for which a declared overrun lasts.
 const OVERRUN_DURATION: Duration = Duration::from_secs(1);
-/// Time for which a flood lasts after the last check with more refused than admitted frames, and a
-/// fast one after the last check above [`FAST_PPS`].
+/// Time for which a flood lasts after the last check with more refused than admitted frames, and an
+/// interval after the last check that needed it.
 const FLOOD_DURATION: Duration = Duration::from_secs(1);
-/// Frames per second from which softirqs have to come more often: a veth's ring of 256 frames would
-/// fill in the meantime.
-const FAST_PPS: u128 = 500_000;
-/// Minimum time over which the rate of frames is measured; frames come in bursts.
+/// Intervals of softirqs in nanoseconds, from the longest. Each softirq costs a timer and its start,
+/// more than five microseconds in a virtual machine.
+const INTERVALS_NS: [u64; 5] = [400_000, 200_000, 100_000, 50_000, 25_000];
+/// Interval of a flood whose rate is not yet known.
+const FIRST_INTERVAL_NS: u64 = 100_000;
+/// Frames that may arrive in an interval: a veth's ring has 256, and frames come in bursts.
+const FRAMES_PER_INTERVAL: u128 = 96;
+/// Minimum time over which the rate of frames is measured.
 const MIN_RATE_TIME: Duration = Duration::from_millis(20);
 
 /// Decides between softirqs and the owner's polls while admission limits are in force.
@@ -50,9 +54,18 @@ pub(super) struct SoftirqMode {
     measured: Instant,
     /// Last time at which more frames were refused than admitted.
     last_flood: Option<Instant>,
-    /// Frames arrive faster than [`FAST_PPS`], and the last time at which they did.
-    pub(super) is_fast: bool,
-    last_fast: Option<Instant>,
+    /// Time between two softirqs in nanoseconds, and the last check whose rate needed it.
+    pub(super) interval_ns: u64,
+    interval_needed: Instant,
+}
+
+/// Longest interval of softirqs in which so few frames arrive that a ring does not fill.
+fn longest_interval_ns(frames: u64, elapsed: Duration) -> u64 {
+    let [.., shortest] = INTERVALS_NS;
+    let fits = |&interval_ns: &u64| {
+        u128::from(frames) * u128::from(interval_ns) <= FRAMES_PER_INTERVAL * elapsed.as_nanos()
+    };
+    INTERVALS_NS.into_iter().find(fits).unwrap_or(shortest)
 }
 
 impl SoftirqMode {
@@ -70,8 +83,8 @@ impl SoftirqMode {
             recent: 0,
             measured: last_check,
             last_flood: None,
-            is_fast: false,
-            last_fast: None,
+            interval_ns: FIRST_INTERVAL_NS,
+            interval_needed: last_check,
         }
     }
 
@@ -81,7 +94,7 @@ impl SoftirqMode {
     }
 
     /// Records the frames admitted and refused so far. Returns true if the polling side changes
-    /// between softirqs and the owner, or the pace of softirqs.
+    /// between softirqs and the owner, or the interval of softirqs.
     pub(super) fn on_counts(&mut self, counts: (u64, u64)) -> bool {
         let now = Instant::now();
         let previous = std::mem::replace(&mut self.counts, counts);
@@ -91,18 +104,24 @@ impl SoftirqMode {
             self.last_flood = Some(now);
         }
         self.recent += refused + admitted;
+        let was = (self.is_active(), self.interval_ns);
         let elapsed = now.duration_since(self.measured);
         if elapsed >= MIN_RATE_TIME {
-            let frames = u128::from(std::mem::take(&mut self.recent));
+            let frames = std::mem::take(&mut self.recent);
             self.measured = now;
-            if frames > FAST_PPS * elapsed.as_nanos() / 1_000_000_000 {
-                self.last_fast = Some(now);
-            }
+            self.choose_interval(longest_interval_ns(frames, elapsed), now);
         }
-        let lasts = |last: Option<Instant>| last.is_some_and(|at| at.elapsed() < FLOOD_DURATION);
-        let was = (self.is_active(), self.is_fast);
-        (self.is_flood, self.is_fast) = (lasts(self.last_flood), lasts(self.last_fast));
-        was != (self.is_active(), self.is_fast)
+        self.is_flood = self.last_flood.is_some_and(|at| at.elapsed() < FLOOD_DURATION);
+        was != (self.is_active(), self.interval_ns)
+    }
+
+    /// Shortens the interval at once, and lengthens it after a second in which it could have been
+    /// longer.
+    fn choose_interval(&mut self, longest_ns: u64, now: Instant) {
+        let is_needed = longest_ns <= self.interval_ns;
+        if is_needed || now.duration_since(self.interval_needed) >= FLOOD_DURATION {
+            (self.interval_ns, self.interval_needed) = (longest_ns, now);
+        }
     }
 
     /// Records the frames missed so far. Returns true if an overrun begins or ends.
@@ -185,13 +204,27 @@ mod tests {
     }
 
     #[test]
-    fn softirqs_come_more_often_while_frames_arrive_fast() {
+    fn softirqs_come_as_often_as_the_rate_of_frames_needs() {
         let mut mode = SoftirqMode::new(0, (0, 0));
         assert!(!mode.on_counts((10, 0)), "too little time to tell");
-        assert!(count(&mut mode, (100, 9_000)) && mode.is_active() && !mode.is_fast);
-        assert!(count(&mut mode, (200, 25_000)) && mode.is_fast);
-        assert!(!count(&mut mode, (300, 26_000)), "a pause");
-        mode.last_fast = mode.last_fast.map(|fast| fast - FLOOD_DURATION);
-        assert!(count(&mut mode, (400, 27_000)) && mode.is_active() && !mode.is_fast);
+        let mut refused = 0;
+        let mut after_20_ms = |mode: &mut SoftirqMode, frames: u64| {
+            refused += frames;
+            count(mode, (10, refused)).then_some(mode.interval_ns)
+        };
+        // 400,000 frames/s: 80 in 200 us, of a ring of 256.
+        assert_eq!(after_20_ms(&mut mode, 8_000), Some(100_000), "the flood begins");
+        assert_eq!(after_20_ms(&mut mode, 8_000), None, "a pause?");
+        mode.interval_needed -= FLOOD_DURATION;
+        assert_eq!(after_20_ms(&mut mode, 8_000), Some(200_000));
+        // 1.5 and 8 million frames/s.
+        assert_eq!(after_20_ms(&mut mode, 30_000), Some(50_000));
+        assert_eq!(after_20_ms(&mut mode, 160_000), Some(25_000));
+        assert_eq!(after_20_ms(&mut mode, 100), None, "a pause");
+        mode.interval_needed -= FLOOD_DURATION;
+        assert_eq!(after_20_ms(&mut mode, 160_000), None, "it goes on");
+        assert_eq!(after_20_ms(&mut mode, 100), None);
+        mode.interval_needed -= FLOOD_DURATION;
+        assert_eq!(after_20_ms(&mut mode, 100), Some(400_000));
     }
 }
