@@ -37,7 +37,7 @@ impl FourTuple {
         Self::v6(mapped(local), mapped(remote), ports)
     }
 
-    /// As [`WireDevices::from_headers_v4`], for IPv6.
+    /// As [`FourTuple::v4`], for IPv6.
     #[inline(always)]
     pub(crate) fn v6(local: [u8; 16], remote: [u8; 16], [a, b, c, d]: [u8; 4]) -> Self {
         let (local_port, remote_port) = (u16::from_be_bytes([c, d]), u16::from_be_bytes([a, b]));
