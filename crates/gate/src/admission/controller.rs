@@ -1,5 +1,6 @@
 //! Rate controller: the total admitted rate and its allocation to classes.
 
+use super::busy_rate::BusyRate;
 use super::class::{ClassPolicy, PerClass};
 use super::pressure::Pressure;
 
@@ -9,8 +10,6 @@ pub(super) const MIN_TOTAL_PPS: u64 = 100;
 /// Periods after which a reduction for lost receive packets has taken effect.
 const REDUCTION_PERIODS: u64 = 3;
 
-/// Time for which a measured capacity is believed. Then a higher total is tried.
-const BUSY_BELIEF_NS: u64 = 1_000_000_000;
 /// Backlog from which the total rises no further: the server is nearly busy all the time.
 const HIGH_BACKLOG_PERCENT: u32 = 50;
 
@@ -39,10 +38,8 @@ pub(super) struct TotalRate {
     last_level_percent: u32,
     /// The total was reduced for lost receive packets since limits were last off.
     was_reduced: bool,
-    /// Rate served while the server was busy all the time, averaged over some periods, and how long
-    /// that is believed.
-    busy_pps: u64,
-    busy_left_ns: u64,
+    /// Rate served while the server was busy all the time.
+    busy_rate: BusyRate,
     /// Periods since the last such reduction.
     periods_since_reduction: u64,
     /// Receive packets were lost in the last period.
@@ -61,8 +58,7 @@ impl TotalRate {
             best_pps: 0,
             last_level_percent: 0,
             was_reduced: false,
-            busy_pps: 0,
-            busy_left_ns: 0,
+            busy_rate: BusyRate::default(),
             periods_since_reduction: u64::MAX,
             was_missing: false,
             was_busy: false,
@@ -128,7 +124,7 @@ impl TotalRate {
         let is_busy = pressure.backlog_percent >= HIGH_BACKLOG_PERCENT
             && (self.was_reduced || pressure.is_missing_packets());
         let (stays_busy, missing) = self.compare_with_last(is_busy, pressure.is_missing_packets());
-        self.update_busy_rate(stays_busy.then_some(served_pps), elapsed_ns);
+        self.busy_rate.update(served_pps, stays_busy, elapsed_ns);
         let reduce_to_pps = preferred_pps.filter(|&pps| missing && (!overloaded || self.pps > pps));
         // Packets admitted before a reduction are still served for a while.
         let takes_effect =
@@ -154,7 +150,7 @@ impl TotalRate {
         if takes_effect {
             return;
         } else if let Some(preferred_pps) = reduce_to_pps {
-            let busy_pps = stays_busy.then_some(self.busy_pps);
+            let busy_pps = stays_busy.then_some(self.busy_rate.pps);
             self.reduce_for_receive(preferred_pps, pressure.is_overrun(), busy_pps);
         } else if is_busy && pressure.backlog_percent >= 100 && pressure.late_drops == 0 {
             if stays_busy {
@@ -169,6 +165,7 @@ impl TotalRate {
             let far_below = self.pps < self.best_pps / 10 * 9;
             let step_pps = match far_below {
                 true => self.pps / 4,
+                false if self.busy_rate.is_doubtful_below(self.pps) => self.pps / 8,
                 false if self.was_reduced => {
                     self.pps / 200_u64.saturating_sub(self.periods_since_reduction).max(50)
                 }
@@ -179,11 +176,8 @@ impl TotalRate {
             let min_pps = if careful { 0 } else { self.best_pps / 2 };
             let raised_pps = self.pps.max(min_pps).saturating_add(step_pps + 1);
             // Beyond the capacity the ring loses packets of all ranks.
-            let max_pps = match self.busy_left_ns {
-                0 => u64::MAX,
-                _ => self.pps.max(self.busy_pps - self.busy_pps / 64),
-            };
-            self.pps = raised_pps.min(max_pps);
+            let max_pps = self.busy_rate.max_total_pps().unwrap_or(u64::MAX);
+            self.pps = raised_pps.min(max_pps.max(self.pps));
         } else if !queues_short && filling {
             self.pps = self.pps.min(self.capacity_pps);
         } else if !queues_short && limited && !is_busy {
@@ -204,22 +198,9 @@ impl TotalRate {
 
     /// Lowers the total below what a busy server serves, the more the longer there is a backlog.
     fn drain_backlog(&mut self) {
-        let reduced_pps = self.pps.saturating_sub(self.busy_pps / 16);
-        let max_pps = self.busy_pps - self.busy_pps / 16;
-        self.pps = reduced_pps.clamp(self.busy_pps / 4 * 3, max_pps);
-    }
-
-    /// Updates the rate that is served by a busy server, with the served rate of a busy period.
-    fn update_busy_rate(&mut self, served_pps: Option<u64>, elapsed_ns: u64) {
-        self.busy_left_ns = self.busy_left_ns.saturating_sub(elapsed_ns);
-        if let Some(served_pps) = served_pps {
-            let believed_pps = match self.busy_left_ns {
-                0 => served_pps,
-                _ => self.busy_pps,
-            };
-            self.busy_pps = believed_pps - believed_pps / 8 + served_pps / 8;
-            self.busy_left_ns = BUSY_BELIEF_NS;
-        }
+        let busy_pps = self.busy_rate.pps;
+        let reduced_pps = self.pps.saturating_sub(busy_pps / 16);
+        self.pps = reduced_pps.clamp(busy_pps / 4 * 3, busy_pps - busy_pps / 16);
     }
 
     /// Lowers the total, so that all arriving packets can be examined, but never below the demand of
@@ -474,6 +455,47 @@ mod tests {
         let emptied = Pressure { served: 190, ..Pressure::default() };
         (0..10).for_each(|_| total.adjust(&emptied, 5_000_000, true, Some(3_000)));
         assert!((36_000..43_000).contains(&total.pps), "{}", total.pps);
+    }
+
+    /// Runs periods of 5 ms under a flood, in which the server can serve `capacities` packets each,
+    /// and loses packets while the device has a backlog. Returns the packets served, and the periods
+    /// with losses.
+    fn serve(total: &mut TotalRate, capacities: impl IntoIterator<Item = u64>) -> (u64, usize) {
+        let (mut waiting, mut all_served, mut with_losses) = (0, 0, 0);
+        for capacity in capacities {
+            waiting = (waiting + total.pps / 200).min(256);
+            let served = capacity.min(waiting);
+            waiting -= served;
+            let is_busy = waiting > 0;
+            let pressure = Pressure {
+                served,
+                backlog_percent: 100 * u32::from(is_busy),
+                rx_missed_permille: 50 * u32::from(waiting > 64),
+                ..Pressure::default()
+            };
+            total.adjust(&pressure, 5_000_000, true, Some(3_000));
+            all_served += served;
+            with_losses += usize::from(waiting > 64);
+        }
+        (all_served, with_losses)
+    }
+
+    #[test]
+    fn a_program_that_computes_now_and_then_costs_what_it_takes() {
+        let mut total = limited_to_capacity();
+        let capacity = |period: u64| if period % 100 < 20 { 100 } else { 200 };
+        let (served, _) = serve(&mut total, (0..2_000).map(capacity));
+        let possible: u64 = (0..2_000).map(capacity).sum();
+        assert!(served * 100 >= possible * 90, "{served} of {possible}");
+    }
+
+    #[test]
+    fn a_program_that_stays_is_taken_into_account() {
+        let mut total = limited_to_capacity();
+        serve(&mut total, [100; 600]);
+        let (served, with_losses) = serve(&mut total, [100; 1_000]);
+        assert!(served >= 95_000, "{served}");
+        assert!(with_losses <= 40, "{with_losses}");
     }
 
     proptest! {

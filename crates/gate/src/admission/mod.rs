@@ -17,6 +17,7 @@
 //! attacker who knows a known source can take that source's share, and no more.
 
 mod bucket;
+mod busy_rate;
 mod class;
 mod config;
 mod contention;
