@@ -113,8 +113,8 @@ impl Socket {
         }
     }
 
-    /// Receives one datagram, whose sender it passes on without a copy; `None` for a connection, and
-    /// where flags other than `MSG_DONTWAIT` are set.
+    /// Receives one datagram and gives its sender to a function, which takes fewer instructions than
+    /// to return it; `None` for a connection, and where flags other than `MSG_DONTWAIT` are set.
     ///
     /// # Errors
     /// As `recvfrom`.

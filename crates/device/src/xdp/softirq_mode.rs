@@ -214,7 +214,7 @@ mod tests {
         };
         // 400,000 frames/s: 80 in 200 us, of a ring of 256.
         assert_eq!(after_20_ms(&mut mode, 8_000), Some(100_000), "the flood begins");
-        assert_eq!(after_20_ms(&mut mode, 8_000), None, "a pause?");
+        assert_eq!(after_20_ms(&mut mode, 8_000), None, "a longer one would do");
         mode.interval_needed -= FLOOD_DURATION;
         assert_eq!(after_20_ms(&mut mode, 8_000), Some(200_000));
         // 1.5 and 8 million frames/s.
