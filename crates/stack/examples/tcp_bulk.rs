@@ -43,7 +43,7 @@ fn main() {
     while received < segments * SEGMENT_BYTES {
         now_ns += 10_000;
         loop {
-            match client.tcp_send_unflushed(now_ns, connection, &data) {
+            match client.tcp_send_unflushed(connection, &data) {
                 Ok(len) if len == data.len() => {}
                 Ok(_) | Err(TcpError::WouldBlock | TcpError::NotConnected) => break,
                 Err(error) => panic!("{error}"),

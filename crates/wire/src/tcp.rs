@@ -174,10 +174,12 @@ impl TcpHeader {
 /// A segment shorter than a TCP header is left unchanged.
 #[inline]
 pub fn fill_checksum(pseudo: Sum, segment: &mut [u8]) {
-    let Some((head, rest)) = segment.split_first_chunk_mut::<20>() else { return };
+    let Some(head) = segment.first_chunk_mut::<20>() else { return };
     put_u16(head, 16, 0);
-    let checksum = pseudo.with(head).with(rest).checksum();
-    put_u16(head, 16, checksum);
+    let checksum = pseudo.with(segment).checksum();
+    if let Some(head) = segment.first_chunk_mut::<20>() {
+        put_u16(head, 16, checksum);
+    }
 }
 
 /// Verifies the checksum of a segment received over IPv4.

@@ -116,13 +116,8 @@ impl Stack {
     /// # Errors
     /// As [`Stack::tcp_send`].
     #[inline]
-    pub fn tcp_send_unflushed(
-        &mut self,
-        now_ns: u64,
-        id: TcpId,
-        data: &[u8],
-    ) -> Result<usize, TcpError> {
-        self.tcp.send_unflushed(now_ns, id, data)
+    pub fn tcp_send_unflushed(&mut self, id: TcpId, data: &[u8]) -> Result<usize, TcpError> {
+        self.tcp.send_unflushed(id, data)
     }
 
     /// Lets `write` fill contiguous send buffer memory, at most `limit` bytes: the data is not
@@ -134,12 +129,11 @@ impl Stack {
     #[inline]
     pub fn tcp_send_with(
         &mut self,
-        now_ns: u64,
         id: TcpId,
         limit: usize,
         write: impl FnOnce(&mut [u8]) -> usize,
     ) -> Result<usize, TcpError> {
-        self.tcp.send_with(now_ns, id, limit, write)
+        self.tcp.send_with(id, limit, write)
     }
 
     /// Reads received data into `buf`, and flushes. Returns the bytes read; 0 means the end of the

@@ -6,7 +6,7 @@ use tidegate_memory::{Arena, probes};
 
 use super::buffers::{BUFFER_BYTES, TcpShared};
 use super::connection::Connection;
-use super::demux::TcpTable;
+use super::demux::{TcpTable, Turn};
 use super::flags::ConnFlags;
 use super::listener::Listener;
 use super::segment::FourTuple;
@@ -197,20 +197,15 @@ impl TcpTable {
         id: TcpId,
         data: &[u8],
     ) -> Result<usize, TcpError> {
-        let written = self.send_unflushed(now_ns, id, data)?;
+        let written = self.send_unflushed(id, data)?;
         self.flush(interface, now_ns, arena);
         Ok(written)
     }
 
     /// Implements [`crate::Stack::tcp_send_unflushed`].
-    pub(crate) fn send_unflushed(
-        &mut self,
-        now_ns: u64,
-        id: TcpId,
-        data: &[u8],
-    ) -> Result<usize, TcpError> {
+    pub(crate) fn send_unflushed(&mut self, id: TcpId, data: &[u8]) -> Result<usize, TcpError> {
         let all = |_: &Connection| data.len();
-        self.write_in_place(now_ns, id, all, |connection, shared, space| {
+        self.write_in_place(id, all, |connection, shared, space| {
             let end = connection.send.queued_bytes as usize;
             connection.send.queue.write(&mut shared.pool, end, &data[..space]);
             space
@@ -220,7 +215,6 @@ impl TcpTable {
     /// Implements [`crate::Stack::tcp_send_with`].
     pub(crate) fn send_with(
         &mut self,
-        now_ns: u64,
         id: TcpId,
         limit: usize,
         write: impl FnOnce(&mut [u8]) -> usize,
@@ -229,7 +223,7 @@ impl TcpTable {
             let end = connection.send.queued_bytes as usize;
             connection.send.queue.contiguous_bytes(end).min(limit)
         };
-        self.write_in_place(now_ns, id, contiguous, |connection, shared, space| {
+        self.write_in_place(id, contiguous, |connection, shared, space| {
             let end = connection.send.queued_bytes as usize;
             let slice = connection.send.queue.slice_mut(&mut shared.pool, end, space);
             let written = write(slice).min(slice.len());
@@ -243,12 +237,14 @@ impl TcpTable {
     /// Reserves memory for at most `wanted` bytes and lets `write` fill it.
     fn write_in_place(
         &mut self,
-        now_ns: u64,
         id: TcpId,
         wanted: impl FnOnce(&Connection) -> usize,
         write: impl FnOnce(&mut Connection, &mut TcpShared, usize) -> usize,
     ) -> Result<usize, TcpError> {
-        let (connection, shared) = self.get_mut(id).ok_or(TcpError::Closed)?;
+        let Self { connections, shared, pending, .. } = self;
+        let connection = connections.get_mut(id);
+        let connection = connection.filter(|own| !own.flags.contains(ConnFlags::ORPHAN));
+        let connection = connection.ok_or(TcpError::Closed)?;
         if let Some(failure) = connection.failure.take() {
             return Err(TcpError::from_failure(failure, connection.tuple.remote()));
         }
@@ -278,9 +274,7 @@ impl TcpTable {
         if written > 0 {
             connection.flags.insert(ConnFlags::WANTS_OUTPUT);
         }
-        if !connection.flags.contains(ConnFlags::PENDING) {
-            self.update(now_ns, id.index);
-        }
+        pending.schedule(connection, id.index, Turn::First);
         Ok(written)
     }
 

@@ -26,10 +26,12 @@ mod seq;
 mod socket;
 mod timers;
 
+pub(crate) use buffers::TcpShared;
 pub use congestion::CongestionControl;
+pub(crate) use connection::Connection;
 pub(crate) use demux::{ExtractedTcp, TcpMigrationMap, TcpSnapshot, TcpTable};
 pub use identity::TcpSecrets;
-pub(crate) use segment::{FourTuple, OutSegment, Segment};
+pub(crate) use segment::{DataHeader, FourTuple, OutSegment, Segment, TupleAddresses};
 pub use socket::{
     Keepalive, RecoveryPhase, Shutdown, TcpError, TcpId, TcpInfo, TcpListenerId, TcpOptions,
     TcpReadiness, TcpState, TcpTraffic, UnreachableReason,

@@ -1,11 +1,11 @@
 //! Received and outgoing segments.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tidegate_wire::tcp::TcpFlags;
 use tidegate_wire::{DropReason, TcpHeader};
 
-use super::options::{OptionBytes, ParsedOptions};
+use super::options::{OptionBytes, ParsedOptions, TIMESTAMPS_BYTES};
 use super::seq::Seq;
 
 /// Local and remote address and port of a connection. IPv4 addresses are stored as IPv4-mapped
@@ -67,6 +67,16 @@ impl FourTuple {
         is_mapped(&self.remote)
     }
 
+    /// Local and remote address.
+    #[inline]
+    pub(crate) fn addresses(&self) -> TupleAddresses {
+        if self.is_v4() {
+            let ([.., a, b, c, d], [.., e, f, g, h]) = (self.local, self.remote);
+            return TupleAddresses::V4([a, b, c, d].into(), [e, f, g, h].into());
+        }
+        TupleAddresses::V6(self.local.into(), self.remote.into())
+    }
+
     /// All fields as bytes, as input of a keyed hash.
     pub(crate) fn to_bytes(self) -> [u8; 36] {
         let mut bytes = [0; 36];
@@ -92,6 +102,13 @@ impl FourTuple {
             ports,
         ]
     }
+}
+
+/// Local and remote address of a [`FourTuple`], which are of one family.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TupleAddresses {
+    V4(Ipv4Addr, Ipv4Addr),
+    V6(Ipv6Addr, Ipv6Addr),
 }
 
 /// True for an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2). By words: this is asked several
@@ -140,6 +157,7 @@ impl<'a> Segment<'a> {
     ///
     /// # Errors
     /// [`DropReason::TcpOptions`] when the length of an option is impossible.
+    #[inline(always)]
     pub(crate) fn new(
         header: &TcpHeader,
         bytes: &'a [u8],
@@ -259,5 +277,43 @@ impl OutSegment {
         }
         let written = header.emit(segment).is_some();
         debug_assert!(written, "a frame for sending has headroom");
+    }
+}
+
+/// Header of a segment that ends with the last byte to be sent and carries time stamps as its only
+/// option: of most messages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataHeader {
+    pub(crate) sequence: Seq,
+    pub(crate) acknowledgement: Seq,
+    pub(crate) window: u16,
+    /// TSval and TSecr (RFC 7323 section 3).
+    pub(crate) timestamps: (u32, u32),
+}
+
+impl DataHeader {
+    /// Length in bytes, with the option.
+    pub(crate) const BYTES: usize = TcpHeader::BYTES + TIMESTAMPS_BYTES;
+
+    /// Writes the header, with a checksum field of zero.
+    #[inline(always)]
+    pub(crate) fn emit(&self, tuple: &FourTuple, header: &mut [u8; Self::BYTES]) {
+        let ports = u32::from(tuple.local_port) << 16 | u32::from(tuple.remote_port);
+        let flags = (TcpFlags::ACK | TcpFlags::PSH).0;
+        let header_words = (Self::BYTES / 4) as u32;
+        let lengths = header_words << 28 | u32::from(flags) << 16 | u32::from(self.window);
+        let (value, echo) = self.timestamps;
+        let option = u32::from_be_bytes([1, 1, 8, 10]);
+        let (sequence, acknowledgement) = (self.sequence.0, self.acknowledgement.0);
+        let words = [ports, sequence, acknowledgement, lengths, 0, option, value, echo];
+        for (space, word) in header.as_chunks_mut().0.iter_mut().zip(words) {
+            *space = word.to_be_bytes();
+        }
+    }
+
+    /// Sets the checksum field of a written header.
+    #[inline(always)]
+    pub(crate) fn put_checksum(header: &mut [u8; Self::BYTES], checksum: u16) {
+        [header[16], header[17]] = checksum.to_be_bytes();
     }
 }

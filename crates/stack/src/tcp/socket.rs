@@ -354,13 +354,13 @@ impl TcpOptions {
     /// all connections allows one queue `allowed_bytes`. The buffer has room for what is in flight,
     /// and for as much again that the application writes in the meantime.
     #[inline]
-    pub(crate) fn send_growth(&self, cwnd: u32, allowed_bytes: usize) -> u8 {
+    pub(crate) fn send_growth(&self, cwnd: u32, allowed_bytes: impl FnOnce() -> usize) -> u8 {
         let needed_bytes = cwnd.saturating_mul(2).min(self.max_send_buffer_bytes);
         if needed_bytes <= self.send_buffer_bytes {
             return 0;
         }
         let needed = needed_bytes.div_ceil(self.send_buffer_bytes).next_power_of_two().ilog2();
-        let allowed = (allowed_bytes / self.send_buffer_bytes as usize).checked_ilog2();
+        let allowed = (allowed_bytes() / self.send_buffer_bytes as usize).checked_ilog2();
         needed.min(allowed.unwrap_or(0)) as u8
     }
 }

@@ -552,8 +552,8 @@ fn unsent_data_is_sent_by_the_new_stack() {
     for_each_family(|family| {
         let mut hosts = Hosts::new(family);
         let (mut client, mut server) = hosts.establish_connection();
-        let TestHost { stack, now_ns, .. } = &mut hosts.pair.a;
-        assert_eq!(stack.tcp_send_unflushed(*now_ns, client, b"hello"), Ok(5));
+        let TestHost { stack, .. } = &mut hosts.pair.a;
+        assert_eq!(stack.tcp_send_unflushed(client, b"hello"), Ok(5));
         assert_eq!(hosts.pair.a.sent().len(), 0);
         migrate_both_hosts(&mut hosts, &mut client, &mut server);
         assert_eq!(sent_segments(&mut hosts.pair.a).len(), 1);
@@ -574,7 +574,7 @@ fn timestamps_do_not_go_back_after_migration() {
         send(&mut hosts.pair.a, client, b"before");
         let before = sequence_and_timestamp(family, &sent_segments(&mut hosts.pair.a)[0]).1;
         let TestHost { stack, arena, now_ns } = &mut hosts.pair.a;
-        stack.tcp_send_unflushed(*now_ns, client, b"after").unwrap();
+        stack.tcp_send_unflushed(client, b"after").unwrap();
         let sockets = SocketSelection { connections: vec![client], ..SocketSelection::default() };
         let extracted = stack.extract_sockets(*now_ns, arena, &sockets);
         other.stack.insert_sockets(other.now_ns, &mut other.arena, extracted).unwrap();

@@ -143,7 +143,7 @@ fn one_flush_sends_a_limited_number_of_segments() {
         let clients: Vec<_> = (0..CONNECTIONS).map(|_| pair.connect().0).collect();
         for client in clients {
             let data = vec![1; SEGMENTS * 1400];
-            let sent = pair.a.stack.tcp_send_unflushed(pair.a.now_ns, client, &data);
+            let sent = pair.a.stack.tcp_send_unflushed(client, &data);
             assert_eq!(sent, Ok(data.len()));
         }
         pair.a.stack.tcp_flush(pair.a.now_ns, &mut pair.a.arena);
@@ -174,7 +174,7 @@ fn short_message_leaves_before_the_rest_of_long_ones() {
         let clients: Vec<_> = (0..17).map(|_| pair.connect().0).collect();
         let (short, long) = clients.split_last().unwrap();
         let mut send = |client: TcpId, bytes: usize| {
-            let sent = pair.a.stack.tcp_send_unflushed(pair.a.now_ns, client, &vec![1; bytes]);
+            let sent = pair.a.stack.tcp_send_unflushed(client, &vec![1; bytes]);
             assert_eq!(sent, Ok(bytes));
         };
         // Initial windows (RFC 6928).

@@ -114,7 +114,7 @@ fn send(
     let mut left = available.min(max_bytes);
     while left > 0 {
         let mut read = Ok(0);
-        let wrote = stack.tcp_send_with(now_ns, *id, left, |place| {
+        let wrote = stack.tcp_send_with(*id, left, |place| {
             read = from_app.read(place);
             read.unwrap_or(0)
         });

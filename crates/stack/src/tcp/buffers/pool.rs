@@ -147,7 +147,7 @@ impl BufferPool {
     }
 
     /// Allocates a buffer with memory.
-    #[inline]
+    #[inline(always)]
     fn alloc_backed(&mut self) -> Option<u32> {
         if self.used >= self.limit {
             return None;
@@ -285,6 +285,7 @@ impl ByteQueue {
     /// Reserves memory for the bytes from `at` to `end`. Returns false when the pool has not
     /// enough; then no memory is taken.
     #[must_use = "the pool may be empty"]
+    #[inline(always)]
     pub(crate) fn reserve(&mut self, pool: &mut BufferPool, at: usize, end: usize) -> bool {
         if at >= end {
             return true;
@@ -378,8 +379,20 @@ impl ByteQueue {
     }
 
     /// Writes `data` from byte `at` on. [`ByteQueue::reserve`] must have covered it.
-    pub(crate) fn write(&mut self, pool: &mut BufferPool, mut at: usize, mut data: &[u8]) {
+    #[inline(always)]
+    pub(crate) fn write(&mut self, pool: &mut BufferPool, at: usize, data: &[u8]) {
         debug_assert!(at + data.len() <= self.capacity_bytes(), "space was reserved");
+        let offset = self.start as usize + at;
+        // Common case: a message in the only buffer.
+        if self.count == 1
+            && let Some(space) = pool.bytes_mut(self.head).get_mut(offset..offset + data.len())
+        {
+            return space.copy_from_slice(data);
+        }
+        self.write_pieces(pool, at, data);
+    }
+
+    fn write_pieces(&mut self, pool: &mut BufferPool, mut at: usize, mut data: &[u8]) {
         while !data.is_empty() {
             let slice = self.slice_mut(pool, at, data.len());
             let piece = slice.len();
@@ -394,8 +407,20 @@ impl ByteQueue {
     }
 
     /// Fills `buf` from byte `at` on. All of these bytes must have been written.
-    pub(crate) fn read(&mut self, pool: &BufferPool, mut at: usize, mut buf: &mut [u8]) {
+    #[inline(always)]
+    pub(crate) fn read(&mut self, pool: &BufferPool, at: usize, buf: &mut [u8]) {
         debug_assert!(at + buf.len() <= self.capacity_bytes(), "reads stay within the queue");
+        let offset = self.start as usize + at;
+        // Common case: a message in the only buffer.
+        if self.count == 1
+            && let Some(bytes) = pool.bytes(self.head).get(offset..offset + buf.len())
+        {
+            return buf.copy_from_slice(bytes);
+        }
+        self.read_pieces(pool, at, buf);
+    }
+
+    fn read_pieces(&mut self, pool: &BufferPool, mut at: usize, mut buf: &mut [u8]) {
         while !buf.is_empty() {
             let (buffer, within) = self.locate(pool, at);
             let slice = pool.bytes(buffer).get(within..).unwrap_or(&[]);
@@ -481,6 +506,7 @@ impl ByteQueue {
     }
 
     /// Frees all buffers.
+    #[inline(always)]
     pub(crate) fn clear(&mut self, pool: &mut BufferPool) {
         match self.count {
             0 => {}

@@ -141,8 +141,10 @@ impl CongestionController {
         }
     }
 
+    /// Stops growth by time until the next [`CongestionController::on_ack`]: after a time-out, and
+    /// after an acknowledgement while the congestion window does not limit transmission.
     #[inline]
-    fn pause_growth(&mut self) {
+    pub(crate) fn pause_growth(&mut self) {
         match &mut self.algorithm {
             Algorithm::Cubic(cubic) => cubic.pause_growth(),
             Algorithm::NewReno(newreno) => newreno.pause_growth(),
@@ -155,13 +157,10 @@ impl CongestionController {
         self.window.cwnd = initial_window(mss);
     }
 
-    /// Grows the window after an acknowledgement outside of recovery. `limited` is true when the
-    /// congestion window limited transmission: only then the window grows (RFC 9293 section 3.8.2,
-    /// RFC 7661).
-    pub(crate) fn on_ack(&mut self, acked: &AckInfo, limited: bool) {
-        if !limited {
-            return self.pause_growth();
-        }
+    /// Grows the window after an acknowledgement outside of recovery. Only for a window that limited
+    /// transmission (RFC 9293 section 3.8.2, RFC 7661); otherwise call
+    /// [`CongestionController::pause_growth`].
+    pub(crate) fn on_ack(&mut self, acked: &AckInfo) {
         let CongestionWindow { cwnd, ssthresh } = self.window;
         if cwnd >= ssthresh {
             return self.grow(acked);
@@ -250,12 +249,10 @@ mod tests {
     }
 
     #[test]
-    fn slow_start_doubles_only_when_window_limited() {
+    fn slow_start_doubles_the_window() {
         for kind in [CongestionControl::Cubic, CongestionControl::NewReno] {
             let mut controller = CongestionController::new(kind, MSS);
-            controller.on_ack(&acked(10 * MSS, 0), false);
-            assert_eq!(controller.window.cwnd, 10 * MSS);
-            controller.on_ack(&acked(10 * MSS, 0), true);
+            controller.on_ack(&acked(10 * MSS, 0));
             assert_eq!(controller.window.cwnd, 20 * MSS);
         }
     }
@@ -280,7 +277,7 @@ mod tests {
         controller.end_recovery();
         assert_eq!(controller.window.cwnd, 10 * MSS);
         for _ in 0..10 {
-            controller.on_ack(&acked(MSS, 0), true);
+            controller.on_ack(&acked(MSS, 0));
         }
         assert!(controller.window.cwnd.abs_diff(11 * MSS) < MSS / 10);
     }
@@ -297,7 +294,7 @@ mod tests {
         let mut at_nine = 0;
         while now_ns < 14_000_000_000 {
             for _ in 0..10 {
-                controller.on_ack(&acked(controller.window.cwnd / 10, now_ns), true);
+                controller.on_ack(&acked(controller.window.cwnd / 10, now_ns));
             }
             now_ns += 100_000_000;
             if now_ns == 9_000_000_000 {
@@ -318,18 +315,18 @@ mod tests {
             let mut now_ns = 0;
             let mut grow = |controller: &mut CongestionController, steps: u64| {
                 for _ in 0..steps {
-                    controller.on_ack(&acked(controller.window.cwnd / 10, now_ns), true);
+                    controller.on_ack(&acked(controller.window.cwnd / 10, now_ns));
                     now_ns += 10_000_000;
                 }
                 now_ns
             };
             let paused_ns = grow(&mut controller, seconds_of_growth * 100);
             let (before, mut uninterrupted) = (controller.window.cwnd, controller);
-            controller.on_ack(&acked(MSS, paused_ns), false);
+            controller.pause_growth();
             grow(&mut uninterrupted, 100);
             for step in 0..100 {
                 let resumed_ns = paused_ns + 600_000_000_000 + step * 10_000_000;
-                controller.on_ack(&acked(controller.window.cwnd / 10, resumed_ns), true);
+                controller.on_ack(&acked(controller.window.cwnd / 10, resumed_ns));
             }
             let (cwnd, expected) = (controller.window.cwnd, uninterrupted.window.cwnd);
             assert!(cwnd.abs_diff(expected) <= (expected - before) / 5 + MSS, "{cwnd} {expected}");
@@ -360,7 +357,7 @@ mod tests {
         let mut now_ns = 0;
         for _ in 0..20 {
             for _ in 0..begin / MSS {
-                cubic.on_ack(&AckInfo { rtt_ns: 1_000_000, ..acked(MSS, now_ns) }, true);
+                cubic.on_ack(&AckInfo { rtt_ns: 1_000_000, ..acked(MSS, now_ns) });
             }
             now_ns += 1_000_000;
         }

@@ -31,7 +31,8 @@ impl Connection {
             && segment.options.sack.is_none()
             && let Some(sent_ns) = self.recovery.undisturbed_since_ns()
         {
-            return self.on_ack_of_all(now_ns, segment, now_ns.saturating_sub(sent_ns), shared);
+            self.on_ack_of_all(now_ns, segment, now_ns.saturating_sub(sent_ns), shared);
+            return self.after_ack(now_ns);
         }
         let arrival = self.ack_arrival(now_ns, segment);
         if let Some(flight) = &mut self.recovery.flight {
@@ -67,7 +68,8 @@ impl Connection {
 
     /// [`Connection::on_ack`] for the usual case: the acknowledgement is for everything in flight,
     /// nothing of which was lost or sent again. `rtt_ns` is the age of the oldest segment.
-    fn on_ack_of_all(
+    #[inline(always)]
+    pub(super) fn on_ack_of_all(
         &mut self,
         now_ns: u64,
         segment: &Segment<'_>,
@@ -75,21 +77,24 @@ impl Connection {
         shared: &mut TcpShared,
     ) {
         let outstanding = self.send.outstanding();
-        let progress = AckProgress {
-            acked: outstanding,
-            delivered: outstanding,
-            rtt_ns: Some(rtt_ns),
-            ..AckProgress::default()
-        };
         self.send.una = segment.ack;
         self.recovery.rtt.sample(now_ns, rtt_ns);
         self.recovery.duplicate_acks = 0;
         self.on_progress(now_ns, shared);
-        self.finish_tail_probe(segment.ack, outstanding, false, &progress);
-        self.update_congestion_state(now_ns, segment, outstanding, &progress);
-        self.recovery.finish_mtu_probe(now_ns, &mut self.send);
+        if self.flags.intersects(ConnFlags::ECN | ConnFlags::TAIL_PROBE_SENT) {
+            let progress = AckProgress {
+                acked: outstanding,
+                delivered: outstanding,
+                rtt_ns: Some(rtt_ns),
+                ..AckProgress::default()
+            };
+            self.finish_tail_probe(segment.ack, outstanding, false, &progress);
+            self.update_congestion_state(now_ns, segment, outstanding, &progress);
+        } else {
+            let limited = self.flags.contains(ConnFlags::WINDOW_LIMITED);
+            self.recovery.grow_window(now_ns, &self.send, outstanding, Some(rtt_ns), limited);
+        }
         self.recovery.release(shared);
-        self.after_ack(now_ns);
     }
 
     /// Updates the congestion state, and acts on its change.
@@ -166,6 +171,7 @@ impl Connection {
 
     /// Reacts to newly acknowledged data: removes it from the send queue and restarts the timers
     /// (RFC 6298 section 5.3).
+    #[inline(always)]
     fn on_progress(&mut self, now_ns: u64, shared: &mut TcpShared) {
         let had_space = self.has_send_space();
         let bytes = self.send.remove_acknowledged(&mut shared.pool);
@@ -174,7 +180,7 @@ impl Connection {
         self.measure_delivery(now_ns);
         // Only here, so that a writer is woken whatever makes the buffer larger.
         let cwnd = self.recovery.controller.window.cwnd;
-        self.send_growth = self.options.send_growth(cwnd, shared.pool.max_queue_bytes());
+        self.send_growth = self.options.send_growth(cwnd, || shared.pool.max_queue_bytes());
         // Writers are woken when a large part of the buffer is free, not for each byte.
         // This includes applications that only polled for writability or wrote less.
         if bytes > 0

@@ -363,8 +363,8 @@ impl Connection {
     /// Notes the times of a segment from the real peer. Whoever only guesses sequence numbers must
     /// not set TS.Recent, or PAWS drops the peer's data (RFC 7323 section 5.3): so the
     /// acknowledgement is checked first.
-    #[inline]
-    fn accept_timestamps(&mut self, now_ns: u64, segment: &Segment<'_>) {
+    #[inline(always)]
+    pub(super) fn accept_timestamps(&mut self, now_ns: u64, segment: &Segment<'_>) {
         self.timers.last_received_ns = now_ns;
         if self.flags.contains(ConnFlags::TIMESTAMPS) {
             self.receive.update_ts_recent(now_ns, segment);
@@ -385,7 +385,8 @@ impl Connection {
 
     /// Updates SND.WND, only from newer segments (RFC 9293 section 3.10.7.4). The window of a SYN
     /// is not `scaled`.
-    fn update_send_window(&mut self, segment: &Segment<'_>, scaled: bool) {
+    #[inline(always)]
+    pub(super) fn update_send_window(&mut self, segment: &Segment<'_>, scaled: bool) {
         if scaled && self.is_synchronized() && !self.send.is_newer(segment) {
             return;
         }

@@ -24,6 +24,16 @@ impl Connection {
         usize::from(self.mss_of_link(link_mss)).saturating_sub(options)
     }
 
+    /// Learns the size of the peer's segments from a payload of `bytes`.
+    #[inline(always)]
+    pub(super) fn note_segment_size(&mut self, bytes: usize, link_mss: u16) {
+        if bytes > self.receive.mss.into() {
+            // A longer payload consists of several segments that the device has coalesced.
+            let segment_bytes = bytes.min(self.max_payload_bytes(link_mss)) as u16;
+            self.receive.mss = self.receive.mss.max(segment_bytes);
+        }
+    }
+
     /// Accepts the payload of a segment, trimmed to the window. `start` is the sequence number of
     /// its first byte (RFC 9293 section 3.10.7.4, seventh). Returns true when a FIN that arrived
     /// earlier is next.
@@ -38,9 +48,7 @@ impl Connection {
         shared: &mut TcpShared,
     ) -> Result<bool, DropReason> {
         let end = start + data.len() as u32;
-        // A longer payload consists of several segments that the device has coalesced.
-        let segment_bytes = data.len().min(self.max_payload_bytes(shared.link_mss)) as u16;
-        self.receive.mss = self.receive.mss.max(segment_bytes);
+        self.note_segment_size(data.len(), shared.link_mss);
         if !end.is_after(self.receive.nxt) {
             self.record_dsack_range(start, end);
             return Ok(false);
@@ -53,23 +61,38 @@ impl Connection {
         if start.is_after(self.receive.nxt) {
             return self.accept_out_of_order(start, data, shared).map(|()| false);
         }
-        let buffer_bytes = self.receive_buffer_bytes();
-        if self.receive.is_growth_due(buffer_bytes) {
-            self.adapt_receive_buffer(now_ns, buffer_bytes, &shared.pool);
-        }
-        let had_data = self.readable() > 0;
         // RFC 2883 section 4: only the first duplicate part of a segment is reported.
         let duplicate = match skipped {
             0 => self.receive.first_duplicate(start, end),
             _ => None,
         };
-        let in_order_from = self.receive.nxt;
-        let taken = self.receive.take_in_order(data, shared)?;
-        let received = self.receive.nxt.since(in_order_from);
-        self.traffic.received_bytes = self.traffic.received_bytes.wrapping_add(received.into());
+        let reaches_fin = self.accept_in_order(now_ns, data, shared)?;
         if let Some((start, end)) = duplicate {
             self.record_dsack_range(start, end);
         }
+        Ok(reaches_fin)
+    }
+
+    /// Accepts data at RCV.NXT. Returns true when a FIN that arrived earlier is next.
+    ///
+    /// # Errors
+    /// [`DropReason::TcpMemory`] when there is no memory for the data.
+    #[inline(always)]
+    pub(super) fn accept_in_order(
+        &mut self,
+        now_ns: u64,
+        data: &[u8],
+        shared: &mut TcpShared,
+    ) -> Result<bool, DropReason> {
+        let buffer_bytes = self.receive_buffer_bytes();
+        if self.receive.is_growth_due(buffer_bytes) {
+            self.adapt_receive_buffer(now_ns, buffer_bytes, &shared.pool);
+        }
+        let had_data = self.readable() > 0;
+        let from = self.receive.nxt;
+        let taken = self.receive.take_in_order(data, shared)?;
+        let received = self.receive.nxt.since(from);
+        self.traffic.received_bytes = self.traffic.received_bytes.wrapping_add(received.into());
         // RFC 5681 section 4.2: acknowledge at least every second segment, immediately
         // when a gap closes, otherwise with a delay.
         if taken.moved_a_gap || self.receive.received_since_ack() >= 2 * u32::from(self.receive.mss)
@@ -216,12 +239,12 @@ mod tests {
             assert_eq!(connection.receive_buffer_bytes(), bytes);
         }
         let cwnd = 16 * MIB as u32;
-        assert_eq!(connection.options.send_growth(cwnd, pool.max_queue_bytes()), 3);
+        assert_eq!(connection.options.send_growth(cwnd, || pool.max_queue_bytes()), 3);
 
         let mut full = ByteQueue::EMPTY;
         assert!(full.reserve(&mut pool, 0, 50 * MIB));
         connection.adapt_receive_buffer(0, connection.receive_buffer_bytes(), &pool);
         assert_eq!(connection.receive_buffer_bytes(), MIB as u32);
-        assert_eq!(connection.options.send_growth(cwnd, pool.max_queue_bytes()), 0);
+        assert_eq!(connection.options.send_growth(cwnd, || pool.max_queue_bytes()), 0);
     }
 }

@@ -8,6 +8,7 @@ mod ack;
 mod arrival;
 mod data;
 mod expiry;
+mod fast_path;
 mod output;
 mod snapshot;
 mod time_wait;
@@ -83,6 +84,7 @@ impl Connection {
     }
 
     /// Sets the MSS for a path MTU of `mtu` bytes.
+    #[inline(always)]
     pub(crate) fn set_mtu(&mut self, mtu: usize) {
         let timestamps = self.flags.contains(ConnFlags::TIMESTAMPS);
         self.send.set_mtu(mtu, self.tuple.is_v4(), timestamps);
@@ -94,6 +96,7 @@ impl Connection {
     }
 
     /// Window field of a segment to send. `scaled` is false for a SYN (RFC 7323 section 2.2).
+    #[inline(always)]
     fn window_field(&mut self, scaled: bool) -> u16 {
         let unread = self.readable();
         self.receive.window_field(scaled, self.receive_buffer_bytes(), unread)
@@ -114,7 +117,9 @@ impl Connection {
     /// True when the application may be told that it can write.
     #[inline]
     pub(crate) fn has_send_space(&self) -> bool {
-        self.send.has_space(self.send_buffer_bytes())
+        // Half of the first size is free space in each larger buffer too.
+        self.send.queued_bytes < self.options.send_buffer_bytes / 2
+            || self.send.has_space(self.send_buffer_bytes())
     }
 
     /// True while the connection holds its four-tuple, by which segments find it.

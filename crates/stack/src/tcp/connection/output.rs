@@ -122,7 +122,8 @@ impl Connection {
     }
 
     /// Records a segment as sent.
-    fn record_sent(
+    #[inline(always)]
+    pub(super) fn record_sent(
         &mut self,
         now_ns: u64,
         shared: &mut TcpShared,
@@ -314,7 +315,8 @@ impl Connection {
     }
 
     /// Restarts the congestion window after an idle period (RFC 5681 section 4.1).
-    fn restart_after_idle(&mut self, now_ns: u64) {
+    #[inline(always)]
+    pub(super) fn restart_after_idle(&mut self, now_ns: u64) {
         let idle_ns = now_ns.saturating_sub(self.timers.last_sent_ns);
         if idle_ns > self.recovery.rtt.rto_ns() && self.timers.rtx != RtxTimer::Persist {
             self.recovery.forget_undo();

@@ -14,5 +14,6 @@ mod table;
 mod timer_wheel;
 
 pub(crate) use migration::{ExtractedTcp, TcpMigrationMap};
+pub(crate) use pending::Turn;
 pub(crate) use snapshot::TcpSnapshot;
 pub(crate) use table::TcpTable;

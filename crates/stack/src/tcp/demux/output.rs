@@ -120,6 +120,10 @@ impl TcpTable {
         index: u32,
         turn: Turn,
     ) {
+        if self.send_lone_segment(interface, now_ns, arena, index) {
+            self.flush_cost += 1;
+            return self.update_timer(index);
+        }
         let mut space_bytes = self.class_space(interface, index);
         if space_bytes == 0 {
             return;
@@ -162,8 +166,7 @@ impl TcpTable {
             self.send_on_path(interface, arena, path, &tso.merged, gso_size, index);
         }
         interface.queue_by_class(now_ns, arena);
-        self.continue_pending(index);
-        self.update(now_ns, index);
+        self.update_for_turn(now_ns, index, Turn::Further);
     }
 
     /// Bytes that a connection may queue in its transmit class now. With 0 the connection waits: it

@@ -3,13 +3,16 @@
 
 use std::collections::VecDeque;
 
+use crate::tcp::connection::Connection;
+use crate::tcp::flags::ConnFlags;
+
 /// First turns in a row while connections wait for a further one: they have their share, however
 /// many connections begin.
 const MAX_FIRST_TURNS: u32 = 16;
 
 /// Turn of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(crate) enum Turn {
     /// The connection had no output before.
     First,
     /// The connection had more output than its last turn permits.
@@ -19,7 +22,7 @@ pub(super) enum Turn {
 /// Connections with pending output, by slot, each at most once. Entries of connections that have
 /// ended may remain.
 #[derive(Default)]
-pub(super) struct PendingOutput {
+pub(crate) struct PendingOutput {
     first: VecDeque<u32>,
     further: VecDeque<u32>,
     /// First turns since the last further one.
@@ -28,10 +31,21 @@ pub(super) struct PendingOutput {
 
 impl PendingOutput {
     /// Adds a connection for a turn.
+    #[inline(always)]
     pub(super) fn push(&mut self, index: u32, turn: Turn) {
         match turn {
             Turn::First => self.first.push_back(index),
             Turn::Further => self.further.push_back(index),
+        }
+    }
+
+    /// Adds a connection that has something to send, unless it waits already.
+    #[inline(always)]
+    pub(crate) fn schedule(&mut self, connection: &mut Connection, index: u32, turn: Turn) {
+        let waiting = ConnFlags::WANTS_OUTPUT | ConnFlags::PENDING;
+        if connection.flags.intersection(waiting).bits() == ConnFlags::WANTS_OUTPUT.bits() {
+            connection.flags.insert(ConnFlags::PENDING);
+            self.push(index, turn);
         }
     }
 

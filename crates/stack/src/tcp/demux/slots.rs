@@ -183,6 +183,12 @@ impl Connections {
     pub(crate) fn get(&self, id: TcpId) -> Option<&Connection> {
         self.at(id.index).filter(|_| self.id(id.index) == id)
     }
+
+    /// As [`Connections::get`], to change the connection.
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: TcpId) -> Option<&mut Connection> {
+        self.at_mut_with_id(id.index).filter(|found| found.1 == id).map(|found| found.0)
+    }
 }
 
 /// Hash table of connections by four-tuple: linear hashing (Litwin 1980). The table grows by one

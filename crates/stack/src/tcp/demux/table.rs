@@ -48,7 +48,7 @@ pub(crate) struct TcpTable {
     pub(crate) clock: PeerClock,
     wheel: TimerWheel,
     /// Connections with pending output.
-    pub(super) pending: PendingOutput,
+    pub(crate) pending: PendingOutput,
     /// Segments to send that belong to no connection.
     pub(crate) replies: Vec<OutSegment>,
     reset_limiter: TokenBucket,
@@ -114,10 +114,7 @@ impl TcpTable {
 
     /// As [`TcpTable::get`], with the state that connections share.
     pub(crate) fn get_mut(&mut self, id: TcpId) -> Option<(&mut Connection, &mut TcpShared)> {
-        if self.connections.id(id.index) != id {
-            return None;
-        }
-        let connection = self.connections.at_mut(id.index)?;
+        let connection = self.connections.get_mut(id)?;
         (!connection.flags.contains(ConnFlags::ORPHAN)).then_some((connection, &mut self.shared))
     }
 
@@ -178,7 +175,7 @@ impl TcpTable {
     ///
     /// # Errors
     /// The drop reason of a segment that was of no use.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn handle_segment(
         &mut self,
         now_ns: u64,
@@ -186,8 +183,16 @@ impl TcpTable {
         segment: &Segment<'_>,
         may_reset: bool,
     ) -> Result<(), DropReason> {
+        let found = self.by_tuple.find(&self.connections, &tuple);
+        if let Some(index) = found
+            && let Some(connection) = self.connections.at_mut(index)
+            && let Some(result) = connection.handle_predicted(now_ns, segment, &mut self.shared)
+        {
+            self.update(now_ns, index);
+            return result;
+        }
         let mut min_iss = None;
-        if let Some(index) = self.by_tuple.find(&self.connections, &tuple) {
+        if let Some(index) = found {
             let is_replaced = self.connections.at(index).is_some_and(|old| {
                 old.state == TcpState::TimeWait
                     && old.can_be_replaced_by(segment)
@@ -312,21 +317,27 @@ impl TcpTable {
     /// Updates the table after any change of a connection: output queue, events, timers, release
     /// after its end.
     pub(crate) fn update(&mut self, now_ns: u64, index: u32) {
+        self.update_for_turn(now_ns, index, Turn::First);
+    }
+
+    /// As [`TcpTable::update`]. What the connection has to send waits for `turn`.
+    #[inline(always)]
+    pub(super) fn update_for_turn(&mut self, now_ns: u64, index: u32, turn: Turn) {
         let Some((connection, id)) = self.connections.at_mut_with_id(index) else { return };
-        if connection.flags.contains(ConnFlags::WANTS_OUTPUT)
-            && !connection.flags.contains(ConnFlags::PENDING)
-        {
-            connection.flags.insert(ConnFlags::PENDING);
-            self.pending.push(index, Turn::First);
-        }
-        if connection.flags.contains(ConnFlags::NOTIFY_READABLE)
-            || connection.flags.contains(ConnFlags::NOTIFY_WRITABLE)
-        {
+        self.pending.schedule(connection, index, turn);
+        if connection.flags.intersects(ConnFlags::NOTIFY_READABLE | ConnFlags::NOTIFY_WRITABLE) {
             Self::push_readiness_events(connection, id, &mut self.events);
         }
         if matches!(connection.state, TcpState::TimeWait | TcpState::Closed) {
             return self.update_ended(now_ns, id);
         }
+        self.update_timer(index);
+    }
+
+    /// The part of [`TcpTable::update`] that concerns timers: all that sending a segment changes.
+    #[inline]
+    pub(super) fn update_timer(&mut self, index: u32) {
+        let Some(connection) = self.connections.at(index) else { return };
         let deadline_ns = connection.timers.deadline_ns();
         if deadline_ns != NEVER && connection.links.fires_later_than(deadline_ns) {
             self.wheel.set(&mut self.connections, index, deadline_ns);
@@ -356,6 +367,7 @@ impl TcpTable {
         }
     }
 
+    #[inline(always)]
     fn push_readiness_events(connection: &mut Connection, id: TcpId, events: &mut VecDeque<Event>) {
         let readable = connection.flags.take(ConnFlags::NOTIFY_READABLE);
         let writable = connection.flags.take(ConnFlags::NOTIFY_WRITABLE);
@@ -481,16 +493,6 @@ impl TcpTable {
             && connection.flags.set_new(ConnFlags::PENDING)
         {
             self.pending.put_back(index, turn);
-        }
-    }
-
-    /// Gives a connection a further turn if it has more output than the last one permitted.
-    pub(super) fn continue_pending(&mut self, index: u32) {
-        if let Some(connection) = self.connections.at_mut(index)
-            && connection.flags.contains(ConnFlags::WANTS_OUTPUT)
-            && connection.flags.set_new(ConnFlags::PENDING)
-        {
-            self.pending.push(index, Turn::Further);
         }
     }
 

@@ -212,11 +212,12 @@ impl ReceiveState {
     /// section 3.8.6.2.2).
     #[inline]
     pub(crate) fn is_window_update_due(&self, buffer_bytes: u32, unread: u32) -> bool {
+        let min_growth = self.min_growth_bytes(buffer_bytes, 2).max(1);
+        if self.read_since_update < min_growth {
+            return false;
+        }
         let desired = self.desired_edge(buffer_bytes, unread);
-        let grown = self.read_since_update.min(desired.since(self.edge));
-        grown > 0
-            && grown >= self.min_growth_bytes(buffer_bytes, 2)
-            && desired.since(self.nxt) / 2 >= self.window()
+        desired.since(self.edge) >= min_growth && desired.since(self.nxt) / 2 >= self.window()
     }
 
     /// Least worthwhile growth of the window: `segments` of the peer or half of the buffer.
@@ -275,7 +276,7 @@ impl ReceiveState {
     ///
     /// # Errors
     /// [`DropReason::TcpMemory`] when there is no memory for the data.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_in_order(
         &mut self,
         data: &[u8],
@@ -358,6 +359,7 @@ impl ReceiveState {
     }
 
     /// Copies data into the receive buffer at its sequence number.
+    #[inline(always)]
     fn store(&mut self, start: Seq, data: &[u8], pool: &mut BufferPool) -> Result<(), DropReason> {
         let at = start.since(self.read_seq) as usize;
         let end = at + data.len();

@@ -266,7 +266,7 @@ impl Flight {
 
     /// Time of transmission of the oldest segment, when each was sent once and none was lost or
     /// selectively acknowledged.
-    #[inline]
+    #[inline(always)]
     pub(super) fn undisturbed_since_ns(&self) -> Option<u64> {
         let is_undisturbed =
             self.lost_bytes == 0 && self.sacked_segments == 0 && self.resent.is_empty();
@@ -338,6 +338,7 @@ impl Flight {
     }
 
     /// Records a segment that was sent for the first time.
+    #[inline(always)]
     pub(crate) fn push(&mut self, sent: SentSegment) {
         self.sent.push_back(sent);
     }

@@ -120,11 +120,16 @@ impl Recovery {
 
     /// Time of transmission of the oldest segment in flight, when none was lost or sent again and no
     /// recovery is in progress or may be undone.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn undisturbed_since_ns(&self) -> Option<u64> {
         let flight = self.flight.as_ref()?;
-        let is_undisturbed = self.phase == RecoveryPhase::Open && self.after_loss.is_none();
-        flight.undisturbed_since_ns().filter(|_| is_undisturbed)
+        flight.undisturbed_since_ns().filter(|_| self.is_undisturbed())
+    }
+
+    /// True if no recovery is in progress or may be undone.
+    #[inline]
+    pub(crate) fn is_undisturbed(&self) -> bool {
+        self.phase == RecoveryPhase::Open && self.after_loss.is_none()
     }
 
     /// Estimate of the bytes in flight (RFC 6675, pipe). `sack`: both sides use SACK.
@@ -307,20 +312,9 @@ impl Recovery {
                 change = CongestionChange::Marked;
             }
             RecoveryPhase::Open | RecoveryPhase::Loss if progress.acked > 0 => {
-                // RFC 3465 section 2.3: after a time-out, one segment for each acknowledgement.
-                let limit = if self.phase == RecoveryPhase::Loss { mss } else { u32::MAX };
-                let acked = AckInfo {
-                    bytes: progress.acked.min(limit),
-                    mss,
-                    now_ns,
-                    rtt_ns: self.rtt.smoothed_ns().unwrap_or(0),
-                    sample_ns: progress.rtt_ns,
-                    una: send.una,
-                    nxt: send.nxt,
-                };
                 let limited =
                     flags.contains(ConnFlags::WINDOW_LIMITED) || self.phase == RecoveryPhase::Loss;
-                self.controller.on_ack(&acked, limited);
+                self.grow_window(now_ns, send, progress.acked, progress.rtt_ns, limited);
             }
             _ => {}
         }
@@ -334,6 +328,35 @@ impl Recovery {
             self.reduce_rate(send, flags.contains(ConnFlags::SACK), progress);
         }
         change
+    }
+
+    /// Grows the window after an acknowledgement of `bytes` new bytes outside of fast recovery,
+    /// unless it did not limit transmission. `sample_ns`: round-trip time of the acknowledged
+    /// segment, if it was sent once.
+    #[inline(always)]
+    pub(crate) fn grow_window(
+        &mut self,
+        now_ns: u64,
+        send: &SendState,
+        bytes: u32,
+        sample_ns: Option<u64>,
+        limited: bool,
+    ) {
+        if !limited {
+            return self.controller.pause_growth();
+        }
+        let mss = u32::from(send.mss);
+        // RFC 3465 section 2.3: after a time-out, one segment for each acknowledgement.
+        let limit = if self.phase == RecoveryPhase::Loss { mss } else { u32::MAX };
+        self.controller.on_ack(&AckInfo {
+            bytes: bytes.min(limit),
+            mss,
+            now_ns,
+            rtt_ns: self.rtt.smoothed_ns().unwrap_or(0),
+            sample_ns,
+            una: send.una,
+            nxt: send.nxt,
+        });
     }
 
     /// Begins fast recovery, with `outstanding` sequence numbers in flight.
@@ -547,6 +570,15 @@ mod tests {
                 &progress,
             );
             assert_eq!(recovery.phase, phase, "{una}");
+        }
+    }
+
+    #[test]
+    fn rfc7661_only_a_window_that_limits_transmission_grows() {
+        for (limited, cwnd) in [(false, 10_000), (true, 20_000)] {
+            let (mut recovery, send) = in_flight();
+            recovery.grow_window(20 * MS, &send, 10_000, None, limited);
+            assert_eq!(recovery.controller.window.cwnd, cwnd, "limited: {limited}");
         }
     }
 

@@ -42,7 +42,8 @@ impl TableLinks {
     /// True when the timer wheel would fire later than `at_ns`, or not at all.
     #[inline]
     pub(crate) fn fires_later_than(&self, at_ns: u64) -> bool {
-        self.timer_slot == NO_INDEX || tick_of(at_ns) < self.tick()
+        // `tick_of(at_ns)` is before the tick; no timer is set for tick 0.
+        self.timer_slot == NO_INDEX || at_ns <= self.tick().wrapping_sub(1) << TICK_BITS
     }
 }
 

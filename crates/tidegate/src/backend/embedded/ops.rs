@@ -276,8 +276,8 @@ impl SocketOps for EmbeddedCore {
 
     #[inline]
     fn tcp_send(&mut self, id: TcpId, data: &[u8]) -> OpResult<usize> {
-        let (stack, _, now_ns) = self.engine.parts();
-        Ok(stack.tcp_send_unflushed(now_ns, id, data)?)
+        let (stack, ..) = self.engine.parts();
+        Ok(stack.tcp_send_unflushed(id, data)?)
     }
 
     #[inline]
@@ -287,8 +287,8 @@ impl SocketOps for EmbeddedCore {
         limit: usize,
         write: &mut dyn FnMut(&mut [u8]) -> usize,
     ) -> OpResult<usize> {
-        let (stack, _, now_ns) = self.engine.parts();
-        Ok(stack.tcp_send_with(now_ns, id, limit, write)?)
+        let (stack, ..) = self.engine.parts();
+        Ok(stack.tcp_send_with(id, limit, write)?)
     }
 
     fn tcp_shutdown(&mut self, id: TcpId, how: Shutdown) -> io::Result<()> {

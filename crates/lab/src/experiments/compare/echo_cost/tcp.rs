@@ -101,14 +101,14 @@ impl Hosts {
         // Made only for an error: the measured loop allocates nothing.
         let failed = |error| LabError::io_other("an echo failed")(error);
         for &id in clients {
-            self.client.tcp_send_unflushed(self.now_ns, id, &REQUEST).map_err(failed)?;
+            self.client.tcp_send_unflushed(id, &REQUEST).map_err(failed)?;
         }
         self.client.tcp_flush(self.now_ns, &mut self.arena);
         self.exchange_frames();
         while let Some(event) = self.server.poll_event() {
             let Event::TcpReadable(id) = event else { continue };
             let request = read(&mut self.server, self.now_ns, id)?;
-            self.server.tcp_send_unflushed(self.now_ns, id, &request).map_err(failed)?;
+            self.server.tcp_send_unflushed(id, &request).map_err(failed)?;
         }
         self.server.tcp_flush(self.now_ns, &mut self.arena);
         self.exchange_frames();
