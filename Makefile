@@ -64,10 +64,10 @@ test: build
 	@if command -v valgrind >/dev/null; then $(MAKE) --no-print-directory cost; fi
 
 # Checks that on IPv4 the echo of a UDP packet costs at most 401 instructions and a message on a TCP
-# connection at most 4,150, and a call through the C library at most 1.05 of those of the Rust call.
+# connection at most 2,650, and a call through the C library at most 1.05 of those of the Rust call.
 cost: build
 	@scripts/setup cost
-	scripts/cost 401 4150
+	scripts/cost 401 2650
 	scripts/capi-cost 1.05
 
 # Checks words, shape, format, lints, documentation, public API, licenses of dependencies, features
