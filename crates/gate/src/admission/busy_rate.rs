@@ -19,11 +19,21 @@ pub(super) struct BusyRate {
 }
 
 impl BusyRate {
-    /// Ends a period with the rate served in it.
-    pub(super) fn update(&mut self, served_pps: u64, was_busy: bool, elapsed_ns: u64) {
+    /// Ends a period with the rate served in it. `best_pps`, the best rate served before, is what is
+    /// expected of the first measurement: another program may have the processor from the start.
+    pub(super) fn update(
+        &mut self,
+        served_pps: u64,
+        was_busy: bool,
+        best_pps: u64,
+        elapsed_ns: u64,
+    ) {
         self.left_ns = self.left_ns.saturating_sub(elapsed_ns);
         let is_trial = self.left_ns == 0;
         if was_busy {
+            if self.expected_pps == 0 {
+                self.expected_pps = best_pps;
+            }
             let believed_pps = if is_trial { served_pps } else { self.pps };
             self.pps = believed_pps - believed_pps / 8 + served_pps / 8;
             if is_trial && self.is_doubtful {
@@ -33,9 +43,7 @@ impl BusyRate {
             self.is_doubtful = self.is_far_below_expected(self.pps);
             self.left_ns = if self.is_doubtful { DOUBT_NS } else { BELIEF_NS };
         } else if is_trial && self.is_doubtful && !self.is_far_below_expected(served_pps) {
-            self.pps = self.expected_pps;
             self.is_doubtful = false;
-            self.left_ns = BELIEF_NS;
         }
     }
 

@@ -124,7 +124,7 @@ impl TotalRate {
         let is_busy = pressure.backlog_percent >= HIGH_BACKLOG_PERCENT
             && (self.was_reduced || pressure.is_missing_packets());
         let (stays_busy, missing) = self.compare_with_last(is_busy, pressure.is_missing_packets());
-        self.busy_rate.update(served_pps, stays_busy, elapsed_ns);
+        self.busy_rate.update(served_pps, stays_busy, self.best_pps, elapsed_ns);
         let reduce_to_pps = preferred_pps.filter(|&pps| missing && (!overloaded || self.pps > pps));
         // Packets admitted before a reduction are still served for a while.
         let takes_effect =
@@ -487,6 +487,25 @@ mod tests {
         let (served, _) = serve(&mut total, (0..2_000).map(capacity));
         let possible: u64 = (0..2_000).map(capacity).sum();
         assert!(served * 100 >= possible * 90, "{served} of {possible}");
+    }
+
+    /// The first expectation is what was served before the flood.
+    #[test]
+    fn a_program_that_computes_as_a_flood_begins_costs_what_it_takes() {
+        let mut total = TotalRate::new(25, 75);
+        let before = Pressure { served: 200, ..Pressure::default() };
+        (0..20).for_each(|_| total.follow(&before, 5_000_000));
+        let begins = Pressure {
+            served: 50,
+            backlog_percent: 100,
+            rx_missed_permille: 400,
+            ..Pressure::default()
+        };
+        (0..4).for_each(|_| total.adjust(&begins, 5_000_000, true, Some(3_000)));
+        let capacity = |period: u64| if period % 100 < 20 { 50 } else { 200 };
+        let (served, _) = serve(&mut total, (0..400).map(capacity));
+        let possible: u64 = (0..400).map(capacity).sum();
+        assert!(served * 100 >= possible * 85, "{served} of {possible}");
     }
 
     #[test]
