@@ -137,12 +137,12 @@ impl TcpTable {
         arena: &mut Arena,
         index: u32,
     ) -> bool {
-        let Self { connections, shared, .. } = self;
-        let Some(connection) = connections.at_mut(index) else { return false };
         if interface.transmit_classes.is_some() {
             return false;
         }
-        let sent = match connection.tuple.addresses() {
+        let Self { connections, shared, .. } = self;
+        let Some(connection) = connections.at_mut(index) else { return false };
+        let frame = match connection.tuple.addresses() {
             TupleAddresses::V4(local, remote) => {
                 interface.put_lone_segment::<V4>(now_ns, arena, connection, shared, (local, remote))
             }
@@ -150,17 +150,15 @@ impl TcpTable {
                 interface.put_lone_segment::<V6>(now_ns, arena, connection, shared, (local, remote))
             }
         };
-        let is_sent = sent.is_some();
-        if let Some(frame) = sent {
-            interface.push_transmit(arena, frame);
-        }
-        is_sent
+        let Some(frame) = frame else { return false };
+        interface.push_transmit(arena, frame);
+        true
     }
 }
 
 impl Interface {
-    /// Takes the segment of [`TcpTable::send_lone_segment`] from the connection, and puts it into a
-    /// frame. `ends`: local and remote address.
+    /// Takes the segment of [`TcpTable::send_lone_segment`] from the connection, whose local and
+    /// remote address are given, and puts it into a frame.
     #[inline(always)]
     fn put_lone_segment<F: Family>(
         &self,
@@ -185,11 +183,11 @@ impl Interface {
         let fits = arena.set_len(&mut frame, bytes as usize);
         frame.retreat(F::TRANSPORT_OFFSET + DataHeader::BYTES);
         let space = arena.bytes_mut(&mut frame).split_at_mut_checked(F::TRANSPORT_OFFSET);
-        let Some((head, segment)) = space.filter(|_| fits) else {
-            arena.free(frame);
-            return None;
-        };
-        let Some((header, payload)) = segment.split_first_chunk_mut() else {
+        let parts = space.filter(|_| fits).and_then(|(head, segment)| {
+            let (header, payload) = segment.split_first_chunk_mut()?;
+            Some((head, header, payload))
+        });
+        let Some((head, header, payload)) = parts else {
             arena.free(frame);
             return None;
         };

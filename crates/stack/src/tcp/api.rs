@@ -242,9 +242,7 @@ impl TcpTable {
         write: impl FnOnce(&mut Connection, &mut TcpShared, usize) -> usize,
     ) -> Result<usize, TcpError> {
         let Self { connections, shared, pending, .. } = self;
-        let connection = connections.get_mut(id);
-        let connection = connection.filter(|own| !own.flags.contains(ConnFlags::ORPHAN));
-        let connection = connection.ok_or(TcpError::Closed)?;
+        let connection = connections.held_mut(id).ok_or(TcpError::Closed)?;
         if let Some(failure) = connection.failure.take() {
             return Err(TcpError::from_failure(failure, connection.tuple.remote()));
         }

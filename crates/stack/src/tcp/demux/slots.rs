@@ -184,10 +184,11 @@ impl Connections {
         self.at(id.index).filter(|_| self.id(id.index) == id)
     }
 
-    /// As [`Connections::get`], to change the connection.
+    /// Returns the connection with this handle, if the application still holds the handle.
     #[inline]
-    pub(crate) fn get_mut(&mut self, id: TcpId) -> Option<&mut Connection> {
-        self.at_mut_with_id(id.index).filter(|found| found.1 == id).map(|found| found.0)
+    pub(crate) fn held_mut(&mut self, id: TcpId) -> Option<&mut Connection> {
+        let found = self.at_mut_with_id(id.index).filter(|found| found.1 == id);
+        found.map(|found| found.0).filter(|held| !held.flags.contains(ConnFlags::ORPHAN))
     }
 }
 

@@ -114,8 +114,7 @@ impl TcpTable {
 
     /// As [`TcpTable::get`], with the state that connections share.
     pub(crate) fn get_mut(&mut self, id: TcpId) -> Option<(&mut Connection, &mut TcpShared)> {
-        let connection = self.connections.get_mut(id)?;
-        (!connection.flags.contains(ConnFlags::ORPHAN)).then_some((connection, &mut self.shared))
+        self.connections.held_mut(id).map(|connection| (connection, &mut self.shared))
     }
 
     /// Initial sequence number of a new connection.
