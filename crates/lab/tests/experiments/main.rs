@@ -1,4 +1,4 @@
-//! Experiments at minimal length, as far as others can run beside them: two at a time.
+//! Experiments at minimal length, two at a time, and one at a time where rates are asserted.
 
 mod dpdk;
 mod flood;

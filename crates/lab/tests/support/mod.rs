@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::sync::{OnceLock, PoisonError, RwLock};
 
 use serde_json::Value;
 pub use tidegate_lab::testbed::for_tests::{can_run, has_programs, is_root, wait_until};
@@ -43,13 +43,31 @@ fn is_same_build(program: &Path) -> bool {
     output.is_ok_and(|output| output.stdout == expected.as_bytes())
 }
 
+/// Held in common by experiments that may run beside others, and alone by those that measure rates.
+static PROCESSORS: RwLock<()> = RwLock::new(());
+
 /// Runs the laboratory to completion.
 pub fn run(arguments: &[&str]) -> Output {
+    let _shared = PROCESSORS.read().unwrap_or_else(PoisonError::into_inner);
+    run_now(arguments)
+}
+
+fn run_now(arguments: &[&str]) -> Output {
     Command::new(laboratory()).args(arguments).output().unwrap()
 }
 
 /// Runs an experiment and returns its JSON result.
 pub fn lab(arguments: &[&str]) -> Value {
+    result_of(arguments, run)
+}
+
+/// Runs an experiment while no other one of this test program runs, and returns its JSON result.
+pub fn lab_alone(arguments: &[&str]) -> Value {
+    let _alone = PROCESSORS.write().unwrap_or_else(PoisonError::into_inner);
+    result_of(arguments, run_now)
+}
+
+fn result_of(arguments: &[&str], run: fn(&[&str]) -> Output) -> Value {
     let output = run(&[arguments, &["--json", "-"]].concat());
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {stderr}");
