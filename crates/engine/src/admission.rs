@@ -124,7 +124,7 @@ impl Admitter {
     }
 
     /// Receives as [`Device::receive`] and drops frames that are not admitted, unless the device has
-    /// already done so. Without overload, samples frames to learn sources of datagrams to ports for
+    /// already done so. Without pressure, samples frames to learn sources of datagrams to ports for
     /// which `serves_udp_port` returns true.
     ///
     /// Returns the number of received frames; dropped frames count as received.
@@ -162,12 +162,11 @@ impl Admitter {
         burst: &mut Burst,
         serves_udp_port: &dyn Fn(u16) -> bool,
     ) {
-        if !self.admission.is_limiting() {
+        if self.admission.is_learning() {
             let sampled = sample_sources(self.medium, arena, burst, serves_udp_port);
             sampled.for_each(|source| learn(&mut self.admission, source));
-            return;
         }
-        if self.device_drops_early {
+        if self.device_drops_early || !self.admission.is_limiting() {
             return;
         }
         // One rotation of the queue keeps the order of the admitted frames.
@@ -220,7 +219,7 @@ impl Admitter {
             None => _ = self.admission.on_period(now_ns, &pressure),
         }
         if let Some(secondary_cores) = &self.secondary_cores {
-            secondary_cores.set_limiting(self.admission.is_limiting());
+            secondary_cores.set_learning(self.admission.is_learning());
         }
         Ok(())
     }
@@ -319,7 +318,7 @@ pub fn update_limits(
     let changed = admission.on_period(now_ns, pressure);
     let starts_limiting = admission.is_limiting() && !was_limiting;
     // Without limits the device does not need the set of known sources.
-    if admission.is_limiting() && (admission.take_confirmed() || starts_limiting) {
+    if admission.is_limiting() && (admission.take_newly_known() || starts_limiting) {
         let words: Vec<_> = admission.known_sources().words().collect();
         device.set_known_sources(&words)?;
     }

@@ -111,8 +111,8 @@ pub(crate) struct SecondaryCores {
     max_backlog_percent: AtomicU32,
     confirmed: Mutex<Vec<IpAddr>>,
     sampled: Mutex<Vec<SampledSource>>,
-    /// Limits are in force: no source becomes known.
-    is_limiting: AtomicBool,
+    /// No source becomes known.
+    learning_is_off: AtomicBool,
 }
 
 impl SecondaryCores {
@@ -133,10 +133,10 @@ impl SecondaryCores {
         }
     }
 
-    /// Adds the sources that `sample` returns, unless limits are in force. Loses them if another core
+    /// Adds the sources that `sample` returns, unless none becomes known. Loses them if another core
     /// holds the list.
     pub(crate) fn sample<I: Iterator<Item = SampledSource>>(&self, sample: impl FnOnce() -> I) {
-        if self.is_limiting.load(Ordering::Relaxed) {
+        if self.learning_is_off.load(Ordering::Relaxed) {
             return;
         }
         if let Ok(mut sampled) = self.sampled.try_lock() {
@@ -145,9 +145,9 @@ impl SecondaryCores {
         }
     }
 
-    /// Says whether limits are in force.
-    pub(crate) fn set_limiting(&self, is_limiting: bool) {
-        self.is_limiting.store(is_limiting, Ordering::Relaxed);
+    /// Says whether sources become known.
+    pub(crate) fn set_learning(&self, is_learning: bool) {
+        self.learning_is_off.store(!is_learning, Ordering::Relaxed);
     }
 
     /// Adds the reports of all cores since the last call to `pressure`.

@@ -62,18 +62,15 @@ impl AdmissionStage {
     /// Returns true if the packet is admitted; `offered` is its number.
     #[inline]
     pub(crate) fn is_admitted(&mut self, clock_ns: u64, offered: u64, packet: Packet) -> bool {
-        if self.admission.is_limiting() {
-            let meta = self.packet_meta(packet);
-            return matches!(
-                self.admission.decide(clock_ns, &meta),
-                AdmissionVerdict::Admit { .. }
-            );
-        }
-        if offered.is_multiple_of(SAMPLE_INTERVAL) {
+        if self.admission.is_learning() && offered.is_multiple_of(SAMPLE_INTERVAL) {
             let meta = self.packet_meta(packet);
             self.admission.learn(&meta);
         }
-        true
+        if !self.admission.is_limiting() {
+            return true;
+        }
+        let meta = self.packet_meta(packet);
+        matches!(self.admission.decide(clock_ns, &meta), AdmissionVerdict::Admit { .. })
     }
 
     /// Reports the measurements of a period to the admission controller. `level_percent` is the

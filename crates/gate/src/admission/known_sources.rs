@@ -58,8 +58,8 @@ impl BloomFilter {
 /// Set of known sources in constant memory.
 ///
 /// A source is learned when seen in two consecutive learning periods, so a single packet does
-/// not suffice. It is forgotten when unseen for one to two lifetimes. Only time without
-/// limits counts, so a flood neither adds nor expires sources. A filter takes no more sources
+/// not suffice. It is forgotten when unseen for one to two lifetimes. Only calm time counts, so
+/// a flood neither adds nor expires sources. A filter takes no more sources
 /// than it can tell apart, so unknown sources cannot displace known ones.
 #[derive(Clone, Debug)]
 pub struct KnownSources {
@@ -113,16 +113,16 @@ impl KnownSources {
             .all(|(n, bit)| (self.this_lifetime.words[n] | self.last_lifetime.words[n]) & bit != 0)
     }
 
-    /// Records a source that was seen while no limits were in force.
-    pub fn learn(&mut self, source: SourceId) {
+    /// Records a source that was seen in a calm time. Returns true if the source is newly known.
+    pub fn learn(&mut self, source: SourceId) -> bool {
         let hash = self.key.hash(source);
-        if self.seen_last_period.contains(hash) || self.last_lifetime.contains(hash) {
-            self.insert(hash);
-        }
+        let is_usual = self.seen_last_period.contains(hash) || self.last_lifetime.contains(hash);
+        let is_new = is_usual && self.insert(hash);
         // A full filter would give false positives, so no further source is recorded.
         if u64::from(self.seen_this_period.set_bits) * 4 < self.seen_this_period.bits() {
             self.seen_this_period.insert(hash);
         }
+        is_new
     }
 
     /// Keeps a known source for another lifetime. An unknown one stays unknown.
@@ -136,15 +136,13 @@ impl KnownSources {
     /// Adds a source that has proven to own its address by completing a handshake. Returns true
     /// if the source is newly known; false if it was known before or the filter is full.
     pub fn confirm(&mut self, source: SourceId) -> bool {
-        let hash = self.key.hash(source);
-        let is_new = !self.contains_hash(hash);
-        self.insert(hash);
-        is_new && self.contains_hash(hash)
+        self.insert(self.key.hash(source))
     }
 
     /// Adds a source. Known sources are always kept; new sources are added only while at most
-    /// one bit in eight is set in both lifetimes together.
-    fn insert(&mut self, hash: u64) {
+    /// one bit in eight is set in both lifetimes together. Returns true if it is newly known.
+    fn insert(&mut self, hash: u64) -> bool {
+        let is_new = !self.contains_hash(hash);
         if self.last_lifetime.contains(hash) {
             self.this_lifetime.insert(hash);
         } else if u64::from(self.last_lifetime.set_bits + self.new_bits) * 8
@@ -152,9 +150,10 @@ impl KnownSources {
         {
             self.new_bits += self.this_lifetime.insert(hash);
         }
+        is_new && self.contains_hash(hash)
     }
 
-    /// Advances the learning period and the lifetime by a time without limits.
+    /// Advances the learning period and the lifetime by a calm time.
     pub fn on_calm(&mut self, elapsed_ns: u64) {
         self.period_left_ns = self.period_left_ns.saturating_sub(elapsed_ns);
         if self.period_left_ns == 0 {

@@ -89,9 +89,9 @@ const MAX_SHARE_PERIOD_NS: u64 = 100_000_000;
 /// Admission controller: decides which packets are admitted.
 ///
 /// The owner calls [`Admission::on_period`] about every [`Config::PERIOD_NS`]. While
-/// [`Admission::is_limiting`] returns false, all packets are admitted, and only a sample of
-/// them is passed to [`Admission::learn`]. While it returns true, every packet is passed to
-/// [`Admission::decide`]. Alternatively the device enforces [`Admission::limits`] itself, and
+/// [`Admission::is_learning`] returns true, a sample of the packets is passed to
+/// [`Admission::learn`]. While [`Admission::is_limiting`] returns false, all packets are admitted;
+/// while it returns true, every packet is passed to [`Admission::decide`]. Alternatively the device enforces [`Admission::limits`] itself, and
 /// its counters are passed to [`Admission::on_device_counters`].
 ///
 /// # Examples
@@ -125,8 +125,8 @@ pub struct Admission {
     total_rate: TotalRate,
     limited_ranks: LimitedRanks,
     limiting: bool,
-    /// A source was newly confirmed, and [`Self::take_confirmed`] has not reported that yet.
-    has_newly_confirmed: bool,
+    /// A source became known, and [`Self::take_newly_known`] has not reported that yet.
+    has_newly_known: bool,
     calm_after_ns: u64,
     /// Counters at the start of the period, and of the source share period.
     period_start_counters: PerClass<ClassCounters>,
@@ -176,7 +176,7 @@ impl Admission {
             total_rate: TotalRate::new(config.low_mark_percent, config.high_mark_percent),
             limited_ranks: LimitedRanks::new(last_rank),
             limiting: false,
-            has_newly_confirmed: false,
+            has_newly_known: false,
             calm_after_ns: ms(config.calm_after_ms),
             period_start_counters: [ClassCounters::default(); MAX_CLASSES],
             share_start_counters: [ClassCounters::default(); MAX_CLASSES],
@@ -228,8 +228,15 @@ impl Admission {
         &self.counters[..self.classes.len()]
     }
 
-    /// Records the source of a packet as a usual one. Does nothing while limits are in force,
-    /// because the sources of a flood are not the usual ones.
+    /// True while the sources that send are the usual ones: without limits, and under limits if the
+    /// last period had no pressure and no refusal. Limits stay for a time, and a server beside a
+    /// program that computes now and then comes under pressure again and again.
+    #[inline]
+    pub fn is_learning(&self) -> bool {
+        !self.limiting || self.quiet_ns > 0
+    }
+
+    /// Records the source of a packet as a usual one, while [`Admission::is_learning`] returns true.
     #[inline]
     pub fn learn(&mut self, meta: &PacketMeta<'_>) {
         self.learn_source(meta.source_id());
@@ -238,15 +245,15 @@ impl Admission {
     /// Records a source, like [`Admission::learn`].
     #[inline]
     pub fn learn_source(&mut self, source: SourceId) {
-        if !self.limiting && source != SourceId::NONE {
-            self.known_sources.learn(source);
+        if self.is_learning() && source != SourceId::NONE {
+            self.has_newly_known |= self.known_sources.learn(source);
         }
     }
 
-    /// Keeps a source known if it is. Does nothing while limits are in force.
+    /// Keeps a source known if it is, while [`Admission::is_learning`] returns true.
     #[inline]
     pub fn refresh_source(&mut self, source: SourceId) {
-        if !self.limiting && source != SourceId::NONE {
+        if self.is_learning() && source != SourceId::NONE {
             self.known_sources.refresh(source);
         }
     }
@@ -254,13 +261,13 @@ impl Admission {
     /// Adds a source that has proven to own its address, for example by completing a handshake,
     /// to the known sources.
     pub fn confirm(&mut self, source: SourceId) {
-        self.has_newly_confirmed |= self.known_sources.confirm(source);
+        self.has_newly_known |= self.known_sources.confirm(source);
     }
 
-    /// Returns true if [`Admission::confirm`] added a source since the last call. A device that
-    /// drops packets itself then needs the new set of known sources.
-    pub fn take_confirmed(&mut self) -> bool {
-        std::mem::take(&mut self.has_newly_confirmed)
+    /// Returns true if a source became known since the last call. A device that drops packets itself
+    /// then needs the new set of known sources.
+    pub fn take_newly_known(&mut self) -> bool {
+        std::mem::take(&mut self.has_newly_known)
     }
 
     /// Returns the class index of a packet.
@@ -372,6 +379,9 @@ impl Admission {
             && !self.total_rate.is_overloaded(pressure)
             && !pressure.is_missing_packets();
         self.quiet_ns = if quiet { self.quiet_ns.saturating_add(elapsed_ns) } else { 0 };
+        if quiet {
+            self.known_sources.on_calm(elapsed_ns);
+        }
         if self.quiet_ns >= self.calm_after_ns {
             self.limiting = false;
             self.limits = Limits::UNLIMITED;
@@ -577,4 +587,51 @@ fn scale(pps: u64, to: u64, from: u64) -> u64 {
 fn packets_in(pps: u64, elapsed_ns: u64) -> u64 {
     let packets = u128::from(pps) * u128::from(elapsed_ns) / 1_000_000_000;
     u64::try_from(packets).unwrap_or(u64::MAX / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::PacketKind;
+    use super::*;
+    use std::net::IpAddr;
+    use tidegate_wire::Protocol;
+
+    /// True if a client is known that has asked for 3 s a server that is overloaded in
+    /// `periods_under_pressure` of 20 periods.
+    fn is_known_after_3_s(client: IpAddr, periods_under_pressure: u64) -> bool {
+        let mut admission = Admission::new(&Config::default(), [5; 16]).unwrap();
+        let meta = PacketMeta {
+            kind: PacketKind::Ip(Protocol::UDP),
+            source: Some(client),
+            destination_port: Some(53),
+            packet_bytes: 60,
+            payload: &[],
+        };
+        for period in 1..=600 {
+            for _ in 0..10 {
+                admission.learn(&meta);
+                admission.decide(period * Config::PERIOD_NS, &meta);
+            }
+            let is_under_pressure = period % 20 < periods_under_pressure;
+            let backlog_percent = if is_under_pressure { 100 } else { 0 };
+            let pressure = Pressure { served: 10, backlog_percent, ..Pressure::default() };
+            admission.on_period(period * Config::PERIOD_NS, &pressure);
+        }
+        assert_eq!(admission.is_limiting(), periods_under_pressure > 0);
+        assert_eq!(
+            admission.take_newly_known(),
+            admission.known_sources.contains(meta.source_id())
+        );
+        admission.known_sources.contains(meta.source_id())
+    }
+
+    #[test]
+    fn clients_become_known_between_the_pauses_of_a_server() {
+        for client in ["192.0.2.1", "2001:db8::1"] {
+            let client = client.parse().unwrap();
+            assert!(is_known_after_3_s(client, 0));
+            assert!(is_known_after_3_s(client, 4), "a program computes a fifth of the time");
+            assert!(!is_known_after_3_s(client, 20), "a flood");
+        }
+    }
 }
