@@ -1,8 +1,9 @@
 /*
  * HTTP server in the shape of F-Stack: a kqueue, or with the argument `epoll` an epoll set, in a
- * function that ff_run calls.
+ * function that ff_run calls. With `mbuf` it has a kqueue, and fills its responses in messages of the
+ * library.
  *
- *   ff_server PORT kqueue|epoll --conf CONFIG
+ *   ff_server PORT kqueue|epoll|mbuf --conf CONFIG
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -20,7 +21,7 @@
 
 static const char response[] = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
                                "Content-Length: 11\r\n\r\nhigh water\n";
-static int queue, uses_epoll, listeners[2];
+static int queue, uses_epoll, uses_mbuf, listeners[2];
 static volatile sig_atomic_t is_done;
 
 static void fail(const char *what)
@@ -55,6 +56,23 @@ static void accept_all(int listener)
         fail("ff_accept");
 }
 
+/* Sends the response in two pieces. */
+static ssize_t send_message(int fd)
+{
+    struct ff_zc_mbuf message;
+    int size = sizeof response - 1, body = 11;
+    if (ff_zc_mbuf_get(&message, size) < 0
+        || ff_zc_mbuf_write(&message, response, size - body) != size - body
+        || ff_zc_mbuf_write(&message, response + size - body, body) != body)
+        fail("ff_zc_mbuf");
+    return ff_write(fd, message.bsd_mbuf, (size_t)size);
+}
+
+static ssize_t respond(int fd)
+{
+    return uses_mbuf ? send_message(fd) : ff_write(fd, response, sizeof response - 1);
+}
+
 static void answer(int fd)
 {
     char request[2048];
@@ -66,8 +84,7 @@ static void answer(int fd)
         return;
     }
     request[got] = 0;
-    if (strstr(request, "\r\n\r\n")
-        && ff_write(fd, response, sizeof response - 1) != (ssize_t)sizeof response - 1)
+    if (strstr(request, "\r\n\r\n") && respond(fd) != (ssize_t)sizeof response - 1)
         ff_close(fd);
 }
 
@@ -137,13 +154,14 @@ static void on_signal(int signum)
 int main(int argc, char **argv)
 {
     if (argc < 3) {
-        fprintf(stderr, "usage: ff_server PORT kqueue|epoll --conf CONFIG\n");
+        fprintf(stderr, "usage: ff_server PORT kqueue|epoll|mbuf --conf CONFIG\n");
         return 2;
     }
     if (ff_init(argc, argv) < 0)
         return 1;
     signal(SIGTERM, on_signal);
     uses_epoll = strcmp(argv[2], "epoll") == 0;
+    uses_mbuf = strcmp(argv[2], "mbuf") == 0;
     queue = uses_epoll ? ff_epoll_create(MAX_EVENTS) : ff_kqueue();
     if (queue < 0)
         fail("queue");

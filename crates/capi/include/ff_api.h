@@ -82,6 +82,19 @@ ssize_t ff_sendto(int s, const void *buf, size_t len, int flags, const struct li
                   socklen_t tolen);
 ssize_t ff_sendmsg(int s, const struct msghdr *msg, int flags);
 
+/* Message of `len` bytes that is filled piece by piece: ff_zc_mbuf_write appends. ff_zc_send or
+ * ff_write with bsd_mbuf sends the message, once, and frees it, also after an error; what has no
+ * space in the socket is not sent. A message that is not sent is never freed. */
+struct ff_zc_mbuf {
+    void *bsd_mbuf;
+    void *bsd_mbuf_off;
+    int off;
+    int len;
+};
+int ff_zc_mbuf_get(struct ff_zc_mbuf *m, int len);
+int ff_zc_mbuf_write(struct ff_zc_mbuf *m, const char *data, int len);
+ssize_t ff_zc_send(int fd, const void *mb, size_t nbytes);
+
 int ff_select(int nfds, fd_set *readfds, fd_set *writefds, fd_set *exceptfds,
               struct timeval *timeout);
 int ff_poll(struct pollfd fds[], nfds_t nfds, int timeout);

@@ -110,6 +110,7 @@ fn to_c(function: &str, rust: &str) -> String {
         "size_t" | "ssize_t" | "socklen_t" | "nfds_t" | "in_addr_t" | "fd_set" | "sigset_t" => rust,
         "sockaddr" => address,
         "Kevent" => "struct kevent",
+        "FfZcMbuf" => "struct ff_zc_mbuf",
         "MtcpConf" => "struct mtcp_conf",
         "MtcpEpollEvent" => "struct mtcp_epoll_event",
         "msghdr" | "mmsghdr" | "iovec" | "pollfd" | "epoll_event" | "timespec" | "timeval" => {

@@ -211,6 +211,7 @@ fn ff_server_answers_real_clients() {
     );
     check(&testbed, &own, "kqueue");
     check(&testbed, &own, "epoll");
+    check(&testbed, &own, "mbuf");
     let testbed = Testbed::new(DeviceKind::Xdp);
     let daemon = Daemon::start(&testbed, &[]);
     let attached = format!("[tidegate]\nsocket={}\n", daemon.socket().display());

@@ -3,6 +3,7 @@
 mod config;
 mod events;
 mod log;
+mod mbuf;
 mod run;
 
 use std::ffi::CStr;
@@ -18,6 +19,7 @@ use tidegate_posix::fd_table::MAX_FDS;
 
 use crate::boundary::export;
 use crate::calls::{message, socket, transfer, wait};
+use crate::fstack::mbuf::FfZcMbuf;
 use crate::kqueue::Kevent;
 use crate::socket::os_error;
 use crate::{descriptors, stack};
@@ -38,6 +40,17 @@ unsafe fn arguments<'a>(count: c_int, list: *const *mut c_char) -> Vec<&'a str> 
     // SAFETY: guaranteed by the caller.
     let text = |at| unsafe { CStr::from_ptr(*list.add(at)) };
     (0..count).filter_map(|at| text(at).to_str().ok()).collect()
+}
+
+/// Sends a message, which is freed in any case.
+///
+/// # Errors
+/// As `send`, and `EINVAL` for what is no message.
+fn send_message(fd: c_int, start: *const c_void, len: size_t) -> io::Result<usize> {
+    let message = mbuf::take(start).ok_or_else(|| os_error(libc::EINVAL))?;
+    let len = len.min(message.len());
+    // SAFETY: the message has `len` bytes.
+    unsafe { transfer::send(fd, message.as_ptr().cast(), len, 0) }
 }
 
 export! {
@@ -160,9 +173,30 @@ export! {
     ff_recvmsg(s: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t = bytes {
         message::recvmsg(s, msg, flags)
     }
-    /// Sends without flags.
+    /// Sends without flags, bytes or a message of [`ff_zc_mbuf_get`].
     ff_write(fd: c_int, buf: *const c_void, nbytes: size_t) -> ssize_t = bytes {
+        if mbuf::is_message(buf) {
+            return send_message(fd, buf, nbytes);
+        }
         transfer::send(fd, buf, nbytes, 0)
+    }
+    /// Sends a message of [`ff_zc_mbuf_get`].
+    ff_zc_send(fd: c_int, mb: *const c_void, nbytes: size_t) -> ssize_t = bytes {
+        send_message(fd, mb, nbytes)
+    }
+    /// Makes an empty message.
+    ff_zc_mbuf_get(m: *mut FfZcMbuf, len: c_int) -> c_int = status {
+        if m.is_null() {
+            return Err(os_error(libc::EFAULT));
+        }
+        m.write(mbuf::allocate(len)?);
+        Ok(())
+    }
+    /// Appends to a message.
+    ff_zc_mbuf_write(m: *mut FfZcMbuf, data: *const c_char, len: c_int) -> c_int = count {
+        let bytes = usize::try_from(len).map_err(|_| os_error(libc::EINVAL))?;
+        let message = m.as_mut().ok_or_else(|| os_error(libc::EFAULT))?;
+        message.append(transfer::buffer(data.cast(), bytes)?)
     }
     /// Sends several buffers.
     ff_writev(fd: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t = bytes {
