@@ -62,19 +62,6 @@ fn daemon_pid(daemon: &Daemon<'_>) -> u32 {
     u32::try_from(daemon.sockets()["pid"].as_u64().unwrap()).unwrap()
 }
 
-/// Kills the current daemon on drop: after an upgrade the test harness did not start it.
-struct KillOnDrop<'d, 's>(&'d Daemon<'s>);
-
-impl Drop for KillOnDrop<'_, '_> {
-    fn drop(&mut self) {
-        let report = tidegate_service::daemon::DaemonReport::query(&self.0.socket());
-        let pid = report.ok().and_then(|report| i32::try_from(report.pid).ok());
-        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
-    }
-}
-
 /// Attached application that echoes the bytes of `clients` connections and returns when all
 /// have closed.
 fn echo(net: &Net, address: SocketAddr, clients: usize, is_listening: &AtomicBool) {
@@ -116,7 +103,6 @@ fn own_address_stays_that_of_the_upgraded_daemon() {
     }
     let testbed = Testbed::new(DeviceKind::Xdp);
     let daemon = Daemon::start_on(&testbed, DeviceKind::Xdp, &[]);
-    let _kill = KillOnDrop(&daemon);
     for _ in 0..2 {
         let before = daemon_pid(&daemon);
         let output = upgrade(&testbed, &daemon, &[]);
@@ -155,7 +141,6 @@ fn connections_survive_upgrades() {
         // With several cores, the next application is placed on another core.
         let _first = Net::attach(daemon.socket(), "first").unwrap();
         let net = Net::attach(daemon.socket(), "echo").unwrap();
-        let _kill_on_drop = KillOnDrop(&daemon);
         for address in [SERVER_V4, SERVER_V6] {
             let address = SocketAddr::new(address.parse().unwrap(), 7);
             let (is_listening, is_finished) = (&AtomicBool::new(false), &AtomicBool::new(false));
@@ -211,7 +196,6 @@ fn tap_device_survives_upgrades() {
     }
     let testbed = Testbed::without_device();
     let daemon = Daemon::start(&testbed, &["--io", "tap", "--segmentation"]);
-    let _kill_on_drop = KillOnDrop(&daemon);
     testbed.give_client_addresses();
     let net = Net::attach(daemon.socket(), "echo").unwrap();
     let own = [format!("{SERVER_V4}/24"), format!("{SERVER_V6}/64")];
@@ -308,7 +292,6 @@ fn memif_survives_upgrades() {
         let daemon = Daemon::start(&testbed, &["--io", &io]);
         let peer = server.unwrap_or_else(peer);
         let net = Net::attach(daemon.socket(), "echo").unwrap();
-        let _kill_on_drop = KillOnDrop(&daemon);
         for address in [SERVER_V4, SERVER_V6] {
             let address = SocketAddr::new(address.parse().unwrap(), 7);
             let (is_listening, is_finished) = (&AtomicBool::new(false), &AtomicBool::new(false));
@@ -379,7 +362,6 @@ fn unmodified_applications_survive_upgrades() {
         let redis = ["redis-server", "--port", "6379", "--bind", "0.0.0.0", "::"];
         let flags = ["--protected-mode", "no", "--save", ""];
         let _redis = daemon.run_server(&[&redis[..], &flags].concat(), 6379);
-        let _kill_on_drop = KillOnDrop(&daemon);
         let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 6379);
         let mut stream = connect(&testbed, address);
         let mut request = |command: &str, expected: &str| {
@@ -405,7 +387,6 @@ fn udp_traffic_survives_upgrades() {
         let testbed = testbed(kind);
         let daemon = start(&testbed, kind, &[]);
         let net = Net::attach(daemon.socket(), "echo").unwrap();
-        let _kill_on_drop = KillOnDrop(&daemon);
         let address = SocketAddr::new(SERVER_V4.parse().unwrap(), 7);
         let socket = tidegate::UdpSocket::bind(&net, address).unwrap();
         let client = testbed.client().enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();

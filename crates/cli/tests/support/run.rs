@@ -66,6 +66,19 @@ pub struct Daemon<'s> {
     process: ChildProcess,
 }
 
+impl Drop for Daemon<'_> {
+    /// Kills also a daemon that has taken over: it would keep the output of the tests open.
+    fn drop(&mut self) {
+        let _ = self.process.child.kill();
+        let _ = self.process.child.wait();
+        let successor = tidegate_service::daemon::DaemonReport::query(&self.socket());
+        let pid = successor.ok().and_then(|report| i32::try_from(report.pid).ok());
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
 impl<'s> Daemon<'s> {
     /// Starts a daemon with the server's addresses and waits until applications can attach.
     pub fn start(testbed: &'s Testbed, flags: &[&str]) -> Self {
