@@ -80,7 +80,7 @@ impl Admitter {
         seed: [u8; 16],
         device: &mut dyn Device,
     ) -> Result<Self, AdmissionError> {
-        let mut admission = Admission::new(config, seed)?;
+        let mut admission = Admission::new(config, seed)?.with_samples_under_limits();
         let medium = device.capabilities().medium;
         let device_drops_early = match device.early_drop() {
             Some(device) => {

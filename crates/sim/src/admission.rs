@@ -43,7 +43,7 @@ impl AdmissionStage {
             HostRole::Udp { family, .. } | HostRole::Closed { family } => family,
             HostRole::Router { .. } => IpFamily::V4,
         };
-        let admission = Admission::new(config, key)?;
+        let admission = Admission::new(config, key)?.with_samples_under_limits();
         Ok(Some(Self { admission, family, readers: setup.readers, totals: LoadTotals::default() }))
     }
 

@@ -127,6 +127,8 @@ pub struct Admission {
     limiting: bool,
     /// A source became known, and [`Self::take_newly_known`] has not reported that yet.
     has_newly_known: bool,
+    /// The owner samples packets while limits are in force.
+    samples_under_limits: bool,
     calm_after_ns: u64,
     /// Counters at the start of the period, and of the source share period.
     period_start_counters: PerClass<ClassCounters>,
@@ -177,6 +179,7 @@ impl Admission {
             limited_ranks: LimitedRanks::new(last_rank),
             limiting: false,
             has_newly_known: false,
+            samples_under_limits: false,
             calm_after_ns: ms(config.calm_after_ms),
             period_start_counters: [ClassCounters::default(); MAX_CLASSES],
             share_start_counters: [ClassCounters::default(); MAX_CLASSES],
@@ -228,12 +231,18 @@ impl Admission {
         &self.counters[..self.classes.len()]
     }
 
-    /// True while the sources that send are the usual ones: without limits, and under limits if the
-    /// last period had no pressure and no refusal. Limits stay for a time, and a server beside a
-    /// program that computes now and then comes under pressure again and again.
+    /// Says that the owner passes samples to [`Admission::learn`] under limits too. Otherwise time
+    /// under limits neither adds nor expires sources.
+    pub fn with_samples_under_limits(self) -> Self {
+        Self { samples_under_limits: true, ..self }
+    }
+
+    /// True while the sources that send are the usual ones: without limits, and, with samples under
+    /// limits, if the last period had no pressure and no refusal. Limits stay for a time, and a
+    /// server beside a program that computes now and then comes under pressure again and again.
     #[inline]
     pub fn is_learning(&self) -> bool {
-        !self.limiting || self.quiet_ns > 0
+        !self.limiting || self.samples_under_limits && self.quiet_ns > 0
     }
 
     /// Records the source of a packet as a usual one, while [`Admission::is_learning`] returns true.
@@ -379,7 +388,7 @@ impl Admission {
             && !self.total_rate.is_overloaded(pressure)
             && !pressure.is_missing_packets();
         self.quiet_ns = if quiet { self.quiet_ns.saturating_add(elapsed_ns) } else { 0 };
-        if quiet {
+        if quiet && self.samples_under_limits {
             self.known_sources.on_calm(elapsed_ns);
         }
         if self.quiet_ns >= self.calm_after_ns {
@@ -599,7 +608,8 @@ mod tests {
     /// True if a client is known that has asked for 3 s a server that is overloaded in
     /// `periods_under_pressure` of 20 periods.
     fn is_known_after_3_s(client: IpAddr, periods_under_pressure: u64) -> bool {
-        let mut admission = Admission::new(&Config::default(), [5; 16]).unwrap();
+        let admission = Admission::new(&Config::default(), [5; 16]).unwrap();
+        let mut admission = admission.with_samples_under_limits();
         let meta = PacketMeta {
             kind: PacketKind::Ip(Protocol::UDP),
             source: Some(client),
@@ -633,5 +643,20 @@ mod tests {
             assert!(is_known_after_3_s(client, 4), "a program computes a fifth of the time");
             assert!(!is_known_after_3_s(client, 20), "a flood");
         }
+    }
+
+    /// A guard in front of the kernel sees no samples while it limits.
+    #[test]
+    fn time_under_limits_without_samples_expires_nobody() {
+        let config = Config { known_lifetime_s: 1, ..Config::default() };
+        let mut admission = Admission::new(&config, [5; 16]).unwrap();
+        let source = SourceId::from_address("192.0.2.1".parse().unwrap());
+        admission.confirm(source);
+        for period in 1..=1_000 {
+            let backlog_percent = if period % 20 < 4 { 100 } else { 0 };
+            let pressure = Pressure { served: 10, backlog_percent, ..Pressure::default() };
+            admission.on_period(period * Config::PERIOD_NS, &pressure);
+        }
+        assert!(admission.is_limiting() && admission.known_sources.contains(source));
     }
 }
