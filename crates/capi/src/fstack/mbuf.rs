@@ -1,6 +1,6 @@
 //! Messages that a program fills in buffers of the library before it sends them.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -20,15 +20,14 @@ pub struct FfZcMbuf {
 }
 
 /// Buffers that are not sent yet, by their addresses.
-static UNSENT: Mutex<Option<HashMap<usize, Box<[u8]>>>> = Mutex::new(None);
+static UNSENT: Mutex<BTreeMap<usize, Box<[u8]>>> = Mutex::new(BTreeMap::new());
 /// Number of these buffers: sending looks for none while there is none.
 static UNSENT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn with_unsent<R>(change: impl FnOnce(&mut HashMap<usize, Box<[u8]>>) -> R) -> R {
+fn with_unsent<R>(change: impl FnOnce(&mut BTreeMap<usize, Box<[u8]>>) -> R) -> R {
     let mut unsent = UNSENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let buffers = unsent.get_or_insert_default();
-    let result = change(buffers);
-    UNSENT_COUNT.store(buffers.len(), Ordering::Release);
+    let result = change(&mut unsent);
+    UNSENT_COUNT.store(unsent.len(), Ordering::Release);
     result
 }
 
@@ -61,15 +60,12 @@ impl FfZcMbuf {
     }
 }
 
-/// True if a message that is not sent yet is at this address.
-#[inline]
-pub(super) fn is_message(start: *const c_void) -> bool {
-    UNSENT_COUNT.load(Ordering::Acquire) > 0
-        && with_unsent(|unsent| unsent.contains_key(&start.addr()))
-}
-
 /// Takes the message at this address, if one that is not sent yet is there.
+#[inline]
 pub(super) fn take(start: *const c_void) -> Option<Box<[u8]>> {
+    if UNSENT_COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
     with_unsent(|unsent| unsent.remove(&start.addr()))
 }
 
@@ -85,7 +81,7 @@ mod tests {
         assert_eq!(message.append(b"sea").unwrap(), 3);
         message.off = -1;
         assert!(message.append(b"s").is_err(), "a number that the program wrote");
-        assert!(is_message(message.bsd_mbuf) && !is_message(std::ptr::null()));
+        assert_eq!(take(std::ptr::null()), None);
         assert_eq!(take(message.bsd_mbuf).as_deref(), Some(&b"high sea"[..]));
         assert_eq!(take(message.bsd_mbuf), None);
         message.off = 0;

@@ -42,15 +42,12 @@ unsafe fn arguments<'a>(count: c_int, list: *const *mut c_char) -> Vec<&'a str> 
     (0..count).filter_map(|at| text(at).to_str().ok()).collect()
 }
 
-/// Sends a message, which is freed in any case.
+/// Sends the first `len` bytes of a message.
 ///
 /// # Errors
-/// As `send`, and `EINVAL` for what is no message.
-fn send_message(fd: c_int, start: *const c_void, len: size_t) -> io::Result<usize> {
-    let message = mbuf::take(start).ok_or_else(|| os_error(libc::EINVAL))?;
-    let len = len.min(message.len());
-    // SAFETY: the message has `len` bytes.
-    unsafe { transfer::send(fd, message.as_ptr().cast(), len, 0) }
+/// As `send`.
+fn send_message(fd: c_int, message: &[u8], len: size_t) -> io::Result<usize> {
+    descriptors::socket(fd)?.send_bytes(&message[..len.min(message.len())], 0)
 }
 
 export! {
@@ -175,14 +172,15 @@ export! {
     }
     /// Sends without flags, bytes or a message of [`ff_zc_mbuf_get`].
     ff_write(fd: c_int, buf: *const c_void, nbytes: size_t) -> ssize_t = bytes {
-        if mbuf::is_message(buf) {
-            return send_message(fd, buf, nbytes);
+        match mbuf::take(buf) {
+            Some(message) => send_message(fd, &message, nbytes),
+            None => transfer::send(fd, buf, nbytes, 0),
         }
-        transfer::send(fd, buf, nbytes, 0)
     }
     /// Sends a message of [`ff_zc_mbuf_get`].
     ff_zc_send(fd: c_int, mb: *const c_void, nbytes: size_t) -> ssize_t = bytes {
-        send_message(fd, mb, nbytes)
+        let message = mbuf::take(mb).ok_or_else(|| os_error(libc::EINVAL))?;
+        send_message(fd, &message, nbytes)
     }
     /// Makes an empty message.
     ff_zc_mbuf_get(m: *mut FfZcMbuf, len: c_int) -> c_int = status {
