@@ -219,9 +219,17 @@ impl Engine {
     /// Runs one round: receives a burst, passes it to the stack, serves timers, transmits. Returns
     /// the number of received frames. The application has its turn until the next call.
     ///
+    /// The device may poll for frames, but not beside a CPU-bound thread: that would only take the
+    /// thread's time.
+    ///
     /// # Errors
     /// If the device is no longer usable.
+    #[inline]
     pub fn poll(&mut self) -> io::Result<usize> {
+        if self.is_beside_cpu_bound() { self.poll_briefly() } else { self.run_round() }
+    }
+
+    fn run_round(&mut self) -> io::Result<usize> {
         self.read_clock();
         // The device may poll for frames first.
         if self.stack.has_output() {
@@ -260,7 +268,7 @@ impl Engine {
     /// If the device is no longer usable.
     pub fn poll_briefly(&mut self) -> io::Result<usize> {
         self.device.set_idle_polls(false);
-        let received = self.poll();
+        let received = self.run_round();
         self.device.set_idle_polls(true);
         received
     }

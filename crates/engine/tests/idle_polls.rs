@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use tidegate_device::mem::{MemConfig, wire};
 use tidegate_device::{Burst, Capabilities, Device, DeviceCounters};
-use tidegate_engine::{Engine, NetConfig, open};
+use tidegate_engine::{CpuContention, Engine, NetConfig, open};
 use tidegate_memory::Arena;
 use tidegate_stack::UdpOptions;
 
@@ -81,6 +81,18 @@ fn brief_round_allows_no_idle_polls() {
         let mut receives = calls.lock().unwrap().clone();
         receives.retain(|call| *call != Call::Transmit);
         assert_eq!(receives, [false, true].map(|may_poll| Call::Receive { may_poll }));
+    }
+}
+
+#[test]
+fn no_idle_polls_beside_a_cpu_bound_thread() {
+    for address in ADDRESSES {
+        let (mut engine, calls) = open_recorded(address);
+        engine.on_cpu_contention(CpuContention { is_cpu_bound: true });
+        engine.poll().unwrap();
+        let calls = calls.lock().unwrap();
+        assert!(calls.contains(&Call::Receive { may_poll: false }), "{calls:?}");
+        assert!(!calls.contains(&Call::Receive { may_poll: true }), "{calls:?}");
     }
 }
 
