@@ -347,7 +347,9 @@ impl Queue {
         if self.splitter.is_active() || self.socket.receive.available(1) > 0 {
             return Ok(false);
         }
-        self.socket.poll_driver()?;
+        if self.polling != Polling::Off || self.socket.fill.needs_wakeup() {
+            self.socket.poll_driver()?;
+        }
         Ok(self.socket.receive.available(1) == 0)
     }
 
