@@ -16,9 +16,9 @@ use crate::sys;
 const BOOSTED_NICE: i32 = -10;
 
 /// A boost ends when the thread used more than this share of the processor, in percent.
-const MAX_BOOSTED_PERCENT: u64 = 50;
+const MAX_BOOSTED_PERCENT: u64 = 66;
 /// A boost begins when the thread used less than this share, in percent.
-const MIN_FREE_PERCENT: u64 = 45;
+const MIN_FREE_PERCENT: u64 = 60;
 
 /// Time over which the use of the processor is measured, in nanoseconds.
 const WINDOW_NS: u64 = 10_000_000;
@@ -157,12 +157,12 @@ mod tests {
     fn budget_is_a_share_of_each_window() {
         let mut budget = CpuBudget::default();
         // Processor time used by the end of each window, in milliseconds.
-        let used_ms = [0, 4, 9, 14, 19, 24, 28];
+        let used_ms = [0, 5, 12, 18, 25, 32, 37];
         let left: Vec<bool> = (0u64..)
             .zip(used_ms)
             .map(|(window, used_ms)| budget.is_left(window * WINDOW_NS, || used_ms * MS))
             .collect();
-        // 50 % ends a boost, and only less than 45 % begins another.
+        // 66 % ends a boost, and only less than 60 % begins another.
         assert_eq!(left, [false, true, false, false, false, false, true]);
     }
 
