@@ -56,6 +56,8 @@ struct Row {
     answered: Vec<f64>,
     /// CPU seconds per second of the CPU-bound programs during the open loop.
     neighbour_cpu: Vec<f64>,
+    /// The same with the interrupts during their time, among them the receive work of the kernel.
+    neighbour_cpu_with_interrupts: Vec<f64>,
     /// Time to the acknowledgement of a message in milliseconds, 99th percentile.
     ack_p99_ms: Vec<f64>,
 }
@@ -150,11 +152,15 @@ impl Neighbours {
         (0..count).map(start).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Processor time of all programs since their start, in seconds.
-    fn cpu_seconds(&self) -> Result<f64, LabError> {
-        let ticks = self.0.iter().map(|process| cpu::process_ticks(process.pid()));
-        let ticks: u64 = ticks.sum::<Result<u64, _>>()?;
-        Ok(ticks as f64 / cpu::ticks_per_second() as f64)
+    /// Processor time of all programs since their start, in seconds: their own, and that with the
+    /// interrupts during their time.
+    fn cpu_seconds(&self) -> Result<[f64; 2], LabError> {
+        let seconds = |ticks: fn(u32) -> Result<u64, LabError>| {
+            let ticks = self.0.iter().map(|process| ticks(process.pid()));
+            let ticks: u64 = ticks.sum::<Result<u64, _>>()?;
+            Ok::<_, LabError>(ticks as f64 / cpu::ticks_per_second() as f64)
+        };
+        Ok([seconds(cpu::user_ticks)?, seconds(cpu::process_ticks)?])
     }
 }
 
@@ -167,6 +173,7 @@ impl Row {
             requests_per_second: Default::default(),
             answered: Vec::new(),
             neighbour_cpu: Vec::new(),
+            neighbour_cpu_with_interrupts: Vec::new(),
             ack_p99_ms: Vec::new(),
         }
     }
@@ -190,9 +197,11 @@ impl Row {
     fn measure(&mut self, testbed: &FloodTestbed, seconds: f64) -> Result<(), LabError> {
         let (service, neighbours) = self.measure_rates(testbed, seconds)?;
         if self.neighbours == NEIGHBOURS[0] {
-            let (answered, cpu) = measure_fixed_rate(testbed, &service, &neighbours, seconds)?;
+            let (answered, [own, with_interrupts]) =
+                measure_fixed_rate(testbed, &service, &neighbours, seconds)?;
             self.answered.push(answered);
-            self.neighbour_cpu.push(cpu);
+            self.neighbour_cpu.push(own);
+            self.neighbour_cpu_with_interrupts.push(with_interrupts);
             if self.application == Application::Echo {
                 let client = &testbed.pair.a.namespace;
                 let load_core = testbed.load_core;
@@ -243,21 +252,23 @@ fn measure_rate(
     })
 }
 
-/// Answered part of [`FIXED_RPS`], and CPU seconds per second of the neighbours meanwhile.
+/// Answered part of [`FIXED_RPS`], and CPU seconds per second of the neighbours meanwhile: their own,
+/// and those with interrupts.
 fn measure_fixed_rate(
     testbed: &FloodTestbed,
     service: &RunningService,
     neighbours: &Neighbours,
     seconds: f64,
-) -> Result<(f64, f64), LabError> {
+) -> Result<(f64, [f64; 2]), LabError> {
     let load = TcpLoadConfig {
         rate_per_second: Some(FIXED_RPS),
         ..service.kernel_load_config(testbed, FIXED_RPS_CONNECTIONS, seconds)
     };
-    let (began, cpu_seconds) = (Instant::now(), neighbours.cpu_seconds()?);
+    let (began, before) = (Instant::now(), neighbours.cpu_seconds()?);
     let report = testbed.pair.a.namespace.enter(|| load_tcp(&load))??;
-    let cpu_seconds = neighbours.cpu_seconds()? - cpu_seconds;
-    Ok((report.requests_per_second / FIXED_RPS, cpu_seconds / began.elapsed().as_secs_f64()))
+    let (after, elapsed) = (neighbours.cpu_seconds()?, began.elapsed().as_secs_f64());
+    let cpu = [0, 1].map(|index| (after[index] - before[index]) / elapsed);
+    Ok((report.requests_per_second / FIXED_RPS, cpu))
 }
 
 /// Time from sending a message to its acknowledgement, 99th percentile in milliseconds. The
@@ -306,15 +317,16 @@ fn compare_rates(cases: &[Case], stack: StackKind, figure: &str, result: &mut Ex
     ratio
 }
 
-/// Worst ratio of the neighbours' CPU time beside `stack` to that beside the kernel's server at the
+/// Worst ratio of the neighbours' CPU time beside Tidegate to that beside the kernel's server at the
 /// same rate.
-fn min_neighbour_share(cases: &[Case], stack: StackKind) -> f64 {
-    let cpu = |row: &Row| median(row.neighbour_cpu.iter().copied());
+fn min_neighbour_share(cases: &[Case], cpu_times: fn(&Row) -> &Vec<f64>) -> f64 {
+    let cpu = |row: &Row| median(cpu_times(row).iter().copied());
     let ratios = cases.iter().flat_map(|case| {
-        let measured = case.of_stack(stack).filter(|row| !row.neighbour_cpu.is_empty());
+        let ours = case.rows.iter().filter(|row| !row.stack.is_kernel());
+        let measured = ours.filter(|row| !cpu_times(row).is_empty());
         measured.map(|row| cpu(row) / case.kernel_best(cpu, f64::max))
     });
-    ratios.fold(f64::INFINITY, f64::min)
+    round_to_thousandths(ratios.fold(f64::INFINITY, f64::min))
 }
 
 fn report(config: &TcpLabConfig, cases: &[Case]) -> Experiment {
@@ -323,8 +335,10 @@ fn report(config: &TcpLabConfig, cases: &[Case]) -> Experiment {
     let ratios = [(embedded, "noisy_ratio_min_embedded"), (attached, "noisy_ratio_min_attached")]
         .map(|(stack, figure)| compare_rates(cases, stack, figure, &mut result));
     result.figure("noisy_ratio_min", round_to_thousandths(ratios[0].min(ratios[1])));
-    let shares = [embedded, attached].map(|stack| min_neighbour_share(cases, stack));
-    result.figure("noisy_neighbour_share", round_to_thousandths(shares[0].min(shares[1])));
+    let share = min_neighbour_share(cases, |row| &row.neighbour_cpu);
+    result.figure("noisy_neighbour_share", share);
+    let share = min_neighbour_share(cases, |row| &row.neighbour_cpu_with_interrupts);
+    result.figure("noisy_neighbour_share_with_interrupts", share);
     let rows = || cases.iter().flat_map(|case| &case.rows);
     let ack = |row: &Row| median(row.ack_p99_ms.iter().copied());
     let timed: Vec<&Row> = rows().filter(|row| !row.ack_p99_ms.is_empty()).collect();
@@ -344,6 +358,7 @@ fn report(config: &TcpLabConfig, cases: &[Case]) -> Experiment {
                 "rps_64": row.rate(2).round(),
                 "answered": measured(&row.answered),
                 "neighbour_cpu": measured(&row.neighbour_cpu),
+                "neighbour_cpu_with_interrupts": measured(&row.neighbour_cpu_with_interrupts),
                 "ack_p99_ms": measured(&row.ack_p99_ms),
             })
         })
@@ -367,7 +382,9 @@ fn report(config: &TcpLabConfig, cases: &[Case]) -> Experiment {
     ));
     result.note(format!(
         "answered, neighbour_cpu: answered part of {FIXED_RPS} requests/s in an open loop, and CPU \
-         seconds per second of the neighbour meanwhile; ack_p99_ms: time from sending 64 bytes to \
+         seconds per second of the neighbour's own code meanwhile (neighbour_cpu_with_interrupts: \
+         as ps and top count them, with the interrupts during its time: receive work that the \
+         kernel does in softirqs counts as the neighbour's); ack_p99_ms: time from sending 64 bytes to \
          their acknowledgement, 99th percentile"
     ));
     result.note(
