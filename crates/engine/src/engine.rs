@@ -217,14 +217,11 @@ impl Engine {
     }
 
     /// Runs one round: receives a burst, passes it to the stack, serves timers, transmits. Returns
-    /// the number of received frames. The application has its turn until the next call.
-    ///
-    /// The device may poll for frames, but not beside a CPU-bound thread: that would only take the
-    /// thread's time.
+    /// the number of received frames. The application has its turn until the next call. The device
+    /// may poll for frames, though not beside a CPU-bound thread.
     ///
     /// # Errors
     /// If the device is no longer usable.
-    #[inline]
     pub fn poll(&mut self) -> io::Result<usize> {
         if self.is_beside_cpu_bound() { self.poll_briefly() } else { self.run_round() }
     }
@@ -610,11 +607,11 @@ impl Engine {
         self.gate.on_interrupt(now_ns, 0)
     }
 
-    /// Time until the next timer, in nanoseconds; `None` if no timer is set.
+    /// Time for which a sleep may last, in nanoseconds; `None` if it is not limited.
     pub fn timeout_ns(&mut self) -> Option<u64> {
         let now_ns = self.read_clock();
         let retry_ns = (!self.stack.transmit_queue().is_empty()).then_some(TRANSMIT_RETRY_NS);
-        let timer_ns = self.stack.next_timeout().map(|at_ns| at_ns.saturating_sub(now_ns));
+        let timer_ns = self.stack.next_deadline().map(|at_ns| at_ns.saturating_sub(now_ns));
         let turn_ns = self.stack.next_turn_ns().map(|at_ns| at_ns.saturating_sub(now_ns));
         timer_ns.into_iter().chain(retry_ns).chain(turn_ns).min()
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::support::{fails_with, is_root, laboratory};
+use super::support::{fails_with, is_root, laboratory, share_processors};
 
 #[test]
 fn peers_lab_names_every_peer_that_it_leaves_out() {
@@ -21,7 +21,9 @@ fn peers_lab_names_every_peer_that_it_leaves_out() {
     peers.args(["peers", "--quick", "--seconds", "0.05", "--only", "UDP IPv6", "--json", "-"]);
     peers.args(["--peers", "smoltcp,broken,vpp"]);
     peers.env("TIDEGATE_PEERS", format!("broken={}", broken.display()));
+    let shared = share_processors();
     let output = peers.output().unwrap();
+    drop(shared);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
     let row = |server: &str| {

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::support::{can_run, fails_with, is_root, lab, laboratory, wait_until};
+use super::support::{can_run, fails_with, is_root, lab, laboratory, share_processors, wait_until};
 
 /// A folder with the laboratory alone, as a link: the program finds its folder by its own path.
 fn laboratory_alone() -> tempfile::TempDir {
@@ -94,6 +94,7 @@ fn ends_without_a_trace(experiment: &[&str], signal: Signal) {
     fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let mut command = Command::new(laboratory());
     command.args(experiment).env("TMPDIR", folder.path()).process_group(0);
+    let _shared = share_processors();
     let mut lab = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let id = lab.id();
     let owned = |name: &String, prefix: &str| name.starts_with(&format!("{prefix}{id}-"));

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::{OnceLock, PoisonError, RwLock};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use serde_json::Value;
 pub use tidegate_lab::testbed::for_tests::{can_run, has_programs, is_root, wait_until};
@@ -46,9 +46,15 @@ fn is_same_build(program: &Path) -> bool {
 /// Held in common by experiments that may run beside others, and alone by those that measure rates.
 static PROCESSORS: RwLock<()> = RwLock::new(());
 
+/// Waits for an experiment that measures rates; as long as the result is held, none begins. For
+/// tests that start the laboratory themselves.
+pub fn share_processors() -> RwLockReadGuard<'static, ()> {
+    PROCESSORS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs the laboratory to completion.
 pub fn run(arguments: &[&str]) -> Output {
-    let _shared = PROCESSORS.read().unwrap_or_else(PoisonError::into_inner);
+    let _shared = share_processors();
     run_now(arguments)
 }
 

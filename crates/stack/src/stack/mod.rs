@@ -288,12 +288,24 @@ impl Stack {
 
     /// Time in nanoseconds at which to call [`Stack::handle_timeout`]; `None` without timers.
     pub fn next_timeout(&self) -> Option<u64> {
+        self.earliest(self.tcp.next_timeout())
+    }
+
+    /// Time in nanoseconds until which a sleep may last; `None` without deadlines. Never before
+    /// [`Stack::next_timeout`], which comes early for connections whose deadlines have moved back.
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.earliest(self.tcp.next_deadline())
+    }
+
+    /// Earliest of the time of TCP and those of the interface.
+    #[inline]
+    fn earliest(&self, of_tcp_ns: Option<u64>) -> Option<u64> {
         let interface = &self.interface;
         let timeouts = [
             interface.neighbours.next_timeout(),
             interface.reassembly.next_timeout(),
             interface.mld.next_timeout(),
-            self.tcp.next_timeout(),
+            of_tcp_ns,
             interface.address_timers.next_timeout(),
         ];
         // This runs once per burst: one minimum, without a branch per timer.

@@ -507,10 +507,21 @@ impl TcpTable {
 
     /// Time of the next call of [`TcpTable::expire`], if any.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
+        self.earliest(self.wheel.next_timeout())
+    }
+
+    /// Time until which a sleep may last, if it is limited: without the deadlines that have moved
+    /// back.
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        self.earliest(self.wheel.next_deadline(&self.connections))
+    }
+
+    /// Earliest of the time of a connection and those of the table.
+    fn earliest(&self, of_connection_ns: Option<u64>) -> Option<u64> {
         let retry = (self.retry_at_ns != NEVER).then_some(self.retry_at_ns);
         // Also without further traffic, the memory of a load peak is freed.
         let trim = self.shared.pool.has_excess_spare().then_some(self.trim_at_ns);
-        self.wheel.next_timeout().into_iter().chain(retry).chain(trim).min()
+        of_connection_ns.into_iter().chain(retry).chain(trim).min()
     }
 
     /// Handles all expired timers.

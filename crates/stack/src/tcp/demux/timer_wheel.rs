@@ -6,12 +6,14 @@
 //! moves back, the entry stays: it expires early once and is then set again.
 
 use super::slots::Connections;
-use crate::tcp::timers::{NO_INDEX, TICK_BITS, tick_of};
+use crate::tcp::timers::{NEVER, NO_INDEX, TICK_BITS, tick_of};
 
 const SLOT_BITS: u32 = 6;
 const SLOTS: usize = 1 << SLOT_BITS;
 /// Levels of the wheel; together they reach 2^36 ticks, two years.
 const LEVELS: usize = 6;
+/// Entries whose deadlines [`TimerWheel::next_deadline`] reads.
+const MAX_READ_DEADLINES: usize = 16;
 
 pub(crate) struct TimerWheel {
     heads: [[u32; SLOTS]; LEVELS],
@@ -90,14 +92,22 @@ impl TimerWheel {
 
     /// Next slot to process: its level, its index and its tick.
     fn next_slot(&self) -> Option<(usize, usize, u64)> {
-        (0..LEVELS).find_map(|level| {
+        self.slots().next()
+    }
+
+    /// Slots with entries, in the order of their ticks: level, index and tick.
+    fn slots(&self) -> impl Iterator<Item = (usize, usize, u64)> {
+        (0..LEVELS).flat_map(|level| {
             let shift = SLOT_BITS as usize * level;
             let position = self.now_tick >> shift;
             let at = position as usize % SLOTS;
-            let later = self.occupied[level] & u64::MAX.checked_shl(at as u32 + 1).unwrap_or(0);
-            let slot = later.trailing_zeros() as usize;
-            let tick = (position / SLOTS as u64 * SLOTS as u64 + slot as u64) << shift;
-            (later != 0).then_some((level, slot, tick))
+            let first_tick = position / SLOTS as u64 * SLOTS as u64;
+            let mut later = self.occupied[level] & u64::MAX.checked_shl(at as u32 + 1).unwrap_or(0);
+            std::iter::from_fn(move || {
+                let slot = (later != 0).then(|| later.trailing_zeros() as usize)?;
+                later &= later - 1;
+                Some((level, slot, (first_tick + slot as u64) << shift))
+            })
         })
     }
 
@@ -108,6 +118,35 @@ impl TimerWheel {
             return None;
         }
         self.next_slot().map(|(_, _, tick)| tick << TICK_BITS)
+    }
+
+    /// Time until which a sleep may last; `None` without deadlines. Later than
+    /// [`TimerWheel::next_timeout`] if deadlines have moved back, or if the next slot is a coarse one.
+    /// With many connections it is the same.
+    pub(crate) fn next_deadline(&self, connections: &Connections) -> Option<u64> {
+        let mut earliest: Option<u64> = None;
+        let mut read = 0;
+        for (level, slot, slot_tick) in self.slots() {
+            if earliest.is_some_and(|tick| tick <= slot_tick) {
+                break;
+            }
+            let mut index = self.heads[level][slot];
+            while let Some(connection) = connections.at(index) {
+                if read == MAX_READ_DEADLINES {
+                    let tick = earliest.map_or(slot_tick, |tick| tick.min(slot_tick));
+                    return Some(tick << TICK_BITS);
+                }
+                read += 1;
+                let deadline_ns = connection.timers.deadline_ns();
+                if deadline_ns != NEVER {
+                    // A deadline that had passed when it was set expires with its entry.
+                    let tick = tick_of(deadline_ns).max(connection.links.tick());
+                    earliest = Some(earliest.map_or(tick, |other| other.min(tick)));
+                }
+                index = connection.links.timer_next;
+            }
+        }
+        earliest.map(|tick| tick << TICK_BITS)
     }
 
     /// Removes and returns one connection whose timer has expired.
@@ -200,6 +239,59 @@ mod tests {
             }
             prop_assert!(left.is_empty(), "{left:?}");
         }
+    }
+
+    fn set_deadline(connections: &mut Connections, index: u32, deadline_ns: u64) {
+        connections.at_mut(index).unwrap().timers.idle_deadline_ns = deadline_ns;
+    }
+
+    proptest! {
+        /// No timer expires late for a thread that sleeps until the next deadline.
+        #[test]
+        fn sleep_lasts_until_the_next_deadline(
+            start_ns in 0u64..1 << 50,
+            timers in prop::collection::vec(
+                (0u64..1 << 40, prop_oneof![Just(0), 0u64..1 << 40, Just(NEVER)]), 1..40),
+        ) {
+            let (mut connections, indices) = connections(timers.len() as u32);
+            let mut wheel = TimerWheel::new(start_ns);
+            let mut ticks = Vec::new();
+            for (&index, &(set_ns, moved_ns)) in indices.iter().zip(&timers) {
+                wheel.set(&mut connections, index, start_ns + set_ns);
+                let deadline_ns = (start_ns + set_ns).saturating_add(moved_ns);
+                set_deadline(&mut connections, index, deadline_ns);
+                let set_tick = connections.at(index).unwrap().links.tick();
+                if deadline_ns != NEVER {
+                    ticks.push(tick_of(deadline_ns).max(set_tick));
+                }
+            }
+            let next_ns = ticks.iter().min().map(|tick| tick << TICK_BITS);
+            let found_ns = wheel.next_deadline(&connections);
+            if timers.len() <= MAX_READ_DEADLINES {
+                prop_assert_eq!(found_ns, next_ns);
+            } else {
+                let (found_ns, next_ns) = (found_ns.unwrap_or(NEVER), next_ns.unwrap_or(NEVER));
+                prop_assert!(wheel.next_timeout() <= Some(found_ns) && found_ns <= next_ns);
+            }
+        }
+    }
+
+    #[test]
+    fn a_sleep_ends_neither_for_a_deadline_that_moved_back_nor_for_a_coarse_slot() {
+        let (mut connections, indices) = connections(2);
+        let mut wheel = TimerWheel::new(0);
+        for (index, tick) in [(indices[0], 1_000), (indices[1], 90)] {
+            wheel.set(&mut connections, index, tick << TICK_BITS);
+            set_deadline(&mut connections, index, tick << TICK_BITS);
+        }
+        assert_eq!(wheel.next_timeout(), Some(64 << TICK_BITS), "the slot of 64 to 127");
+        assert_eq!(wheel.next_deadline(&connections), Some(90 << TICK_BITS));
+        set_deadline(&mut connections, indices[1], 2_000 << TICK_BITS);
+        assert_eq!(wheel.next_deadline(&connections), Some(1_000 << TICK_BITS));
+        set_deadline(&mut connections, indices[0], NEVER);
+        assert_eq!(wheel.next_deadline(&connections), Some(2_000 << TICK_BITS));
+        set_deadline(&mut connections, indices[1], NEVER);
+        assert_eq!(wheel.next_deadline(&connections), None);
     }
 
     #[test]

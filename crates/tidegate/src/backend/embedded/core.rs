@@ -153,7 +153,7 @@ impl EmbeddedCore {
             return first.map_or_else(|| self.followers.wake_one(), |first| first.ring());
         }
         let Some(first) = first else { return };
-        let next_ns = self.engine.stack().next_timeout();
+        let next_ns = self.engine.stack().next_deadline();
         if next_ns.is_some_and(|next_ns| self.sleepers.iter().all(|other| other.1 > next_ns)) {
             first.ring();
         }
