@@ -153,8 +153,12 @@ impl EmbeddedCore {
             return first.map_or_else(|| self.followers.wake_one(), |first| first.ring());
         }
         let Some(first) = first else { return };
-        let next_ns = self.engine.stack().next_deadline();
-        if next_ns.is_some_and(|next_ns| self.sleepers.iter().all(|other| other.1 > next_ns)) {
+        let is_before_all = |due_ns| self.sleepers.iter().all(|other| other.1 > due_ns);
+        let stack = self.engine.stack();
+        // No deadline is before the next timeout, which costs less.
+        if stack.next_timeout().is_some_and(is_before_all)
+            && stack.next_deadline().is_some_and(is_before_all)
+        {
             first.ring();
         }
     }
