@@ -347,9 +347,7 @@ impl Queue {
         if self.splitter.is_active() || self.socket.receive.available(1) > 0 {
             return Ok(false);
         }
-        if self.polling != Polling::Off || self.socket.fill.needs_wakeup() {
-            self.socket.poll_driver()?;
-        }
+        self.socket.poll_driver()?;
         Ok(self.socket.receive.available(1) == 0)
     }
 
