@@ -122,7 +122,7 @@ impl TimerWheel {
 
     /// Time until which a sleep may last; `None` without deadlines. Later than
     /// [`TimerWheel::next_timeout`] if deadlines have moved back, or if the next slot is a coarse one.
-    /// With many connections it is the same.
+    /// Earlier than the deadline where [`MAX_READ_DEADLINES`] entries are not enough to find it.
     pub(crate) fn next_deadline(&self, connections: &Connections) -> Option<u64> {
         let mut earliest: Option<u64> = None;
         let mut read = 0;
