@@ -336,8 +336,8 @@ impl<P: Device> Device for FaultInjector<P> {
         self.device.pause_receive(wait_ns)
     }
 
-    fn has_unsent_frames(&mut self) -> bool {
-        self.device.has_unsent_frames()
+    fn needs_retry(&mut self) -> bool {
+        self.device.needs_retry()
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {

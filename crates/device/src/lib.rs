@@ -229,9 +229,10 @@ pub trait Device: Send {
         false
     }
 
-    /// True while the device has frames of [`Device::transmit`] that the kernel or the NIC has not
-    /// taken. It tries again with each call of [`Device::transmit`] and [`Device::prepare_sleep`].
-    fn has_unsent_frames(&mut self) -> bool {
+    /// True while the device must try again though its descriptor stays silent: the kernel or the NIC
+    /// has not taken frames of [`Device::transmit`], or the interface is down and may be removed. It
+    /// tries again with each call of [`Device::transmit`] and [`Device::prepare_sleep`].
+    fn needs_retry(&mut self) -> bool {
         false
     }
 
@@ -370,8 +371,8 @@ impl<P: Device + ?Sized> Device for Box<P> {
     fn has_passed_frames(&mut self) -> bool {
         (**self).has_passed_frames()
     }
-    fn has_unsent_frames(&mut self) -> bool {
-        (**self).has_unsent_frames()
+    fn needs_retry(&mut self) -> bool {
+        (**self).needs_retry()
     }
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         (**self).prepare_sleep()

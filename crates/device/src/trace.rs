@@ -101,8 +101,8 @@ impl<P: Device, W: Write + Send> Device for Trace<P, W> {
         self.device.pause_receive(wait_ns)
     }
 
-    fn has_unsent_frames(&mut self) -> bool {
-        self.device.has_unsent_frames()
+    fn needs_retry(&mut self) -> bool {
+        self.device.needs_retry()
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {

@@ -424,6 +424,39 @@ fn device_survives_link_down_but_not_deletion() {
 }
 
 #[test]
+fn deletion_while_the_link_is_down_is_an_error() {
+    if !enter_namespace() {
+        return;
+    }
+    for receive in RECEIVE_MODES {
+        veth();
+        let mut arena = arena(64);
+        let mut device = open("tg0", receive, &mut arena);
+        let mut burst = Burst::new();
+        let mut needs_retry = |device: &mut PacketDevice| {
+            device.receive(&mut arena, &mut burst, 64).unwrap();
+            device.prepare_sleep().unwrap();
+            free_all(&mut arena, &mut burst);
+            device.needs_retry()
+        };
+        for _ in 0..2 {
+            assert!(!needs_retry(&mut device), "{receive:?}: the link is up");
+            ip("link set tg0 down");
+            assert!(needs_retry(&mut device), "{receive:?}: the link is down");
+            ip("link set tg0 up");
+        }
+        ip("link set tg0 down");
+        assert!(needs_retry(&mut device), "{receive:?}");
+        // The kernel reports the deletion by no error of the socket.
+        ip("link del tg0");
+        let error = device.prepare_sleep().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENETDOWN), "{receive:?}");
+        let error = device.receive(&mut arena, &mut burst, 64).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENETDOWN), "{receive:?}");
+    }
+}
+
+#[test]
 fn open_errors_say_what_to_do() {
     if !enter_namespace() {
         return;

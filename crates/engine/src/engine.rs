@@ -556,10 +556,10 @@ impl Engine {
         Ok(Some(SleepPlan { timeout_ns, receive_paused: held_ns.is_some() }))
     }
 
-    /// Time until the device is to try again to send what it holds, in nanoseconds; longer each time,
-    /// as the link may be down. `None` if it holds nothing.
+    /// Time until the device is to try again, in nanoseconds; longer each time, as the link may be down.
+    /// `None` if it need not.
     fn device_retry_ns(&mut self) -> Option<u64> {
-        if !self.device.has_unsent_frames() {
+        if !self.device.needs_retry() {
             self.next_device_retry_ns = TRANSMIT_RETRY_NS;
             return None;
         }

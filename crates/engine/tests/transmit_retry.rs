@@ -28,7 +28,7 @@ impl Device for BusyDevice {
         self.device.transmit(arena, burst)
     }
 
-    fn has_unsent_frames(&mut self) -> bool {
+    fn needs_retry(&mut self) -> bool {
         self.holds_frames.load(Ordering::Relaxed)
     }
 

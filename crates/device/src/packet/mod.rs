@@ -93,6 +93,9 @@ pub struct PacketDevice {
     /// Devices for the other network cores, until they are offered.
     offered: Vec<PacketConfig>,
     interface_index: u32,
+    interface: String,
+    /// The kernel has reported that the interface went down, and it is not up again.
+    is_down: bool,
     /// Frames read by `recvmmsg`, each before it is split.
     #[cfg(feature = "xdp")]
     arrived: u64,
@@ -246,6 +249,8 @@ impl PacketDevice {
             gro_limit,
             offered: Vec::new(),
             interface_index: interface.index,
+            interface: interface.name,
+            is_down: false,
             #[cfg(feature = "xdp")]
             arrived: 0,
         })
@@ -356,13 +361,25 @@ impl PacketDevice {
         None
     }
 
-    /// Ignores errors that are not fatal: the interface went down. An interface that is down may
-    /// come up again, unlike an interface that is gone.
-    fn on_error(&self, error: io::Error) -> io::Result<()> {
-        if error.raw_os_error() == Some(libc::ENETDOWN) && self.socket.is_bound()? {
-            return Ok(());
+    /// Ignores errors that are not fatal: the interface went down.
+    fn on_error(&mut self, error: io::Error) -> io::Result<()> {
+        if error.raw_os_error() != Some(libc::ENETDOWN) {
+            return Err(error);
         }
-        Err(error)
+        self.is_down = true;
+        self.check_link()
+    }
+
+    /// Asks for an interface that is down, as the kernel reports neither that it is up again nor
+    /// that it is gone. After a rename it counts as down.
+    fn check_link(&mut self) -> io::Result<()> {
+        if self.is_down {
+            if !self.socket.is_bound()? {
+                return Err(io::Error::from_raw_os_error(libc::ENETDOWN));
+            }
+            self.is_down = !self.socket.is_up(&self.interface).unwrap_or(false);
+        }
+        Ok(())
     }
 }
 
@@ -507,6 +524,7 @@ impl Device for PacketDevice {
         if let Some(limit) = &mut self.gro_limit {
             limit.apply_again();
         }
+        self.check_link()?;
         match self.receiver {
             Receiver::Ring(_) => Ok(self.receive_from_ring(arena, burst, quota)),
             Receiver::Syscalls => self.receive_by_syscalls(arena, burst, quota),
@@ -543,11 +561,16 @@ impl Device for PacketDevice {
         Ok(taken)
     }
 
+    fn needs_retry(&mut self) -> bool {
+        self.is_down
+    }
+
     fn prepare_sleep(&mut self) -> io::Result<bool> {
         // An unread error would wake the sleeper again and again.
         if let Some(error) = self.socket.take_error()? {
             self.on_error(error)?;
         }
+        self.check_link()?;
         let has_unread = self.splitter.is_active() || !self.unread.is_empty();
         Ok(!has_unread
             && match &self.receiver {

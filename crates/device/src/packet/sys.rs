@@ -143,6 +143,22 @@ impl Socket {
         Ok(address.sll_ifindex > 0)
     }
 
+    /// True if the interface of this name is up (`IFF_UP`).
+    pub fn is_up(&self, interface: &str) -> io::Result<bool> {
+        // SAFETY: all zero is a valid `ifreq`: no name, no flags.
+        let mut request: libc::ifreq = unsafe { mem::zeroed() };
+        for (to, &from) in
+            request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(interface.as_bytes())
+        {
+            *to = from as libc::c_char;
+        }
+        // SAFETY: SIOCGIFFLAGS reads and writes one `ifreq`, which is live.
+        check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SIOCGIFFLAGS, &mut request) })?;
+        // SAFETY: SIOCGIFFLAGS has set the flags.
+        let flags = unsafe { request.ifr_ifru.ifru_flags };
+        Ok(libc::c_int::from(flags) & libc::IFF_UP != 0)
+    }
+
     /// Frames that the kernel dropped since the last call, because the ring or the socket buffer
     /// was full.
     pub fn take_drops(&self) -> io::Result<u64> {

@@ -312,8 +312,8 @@ impl Device for CoreDevice {
         self.dispatcher.has_passed()
     }
 
-    fn has_unsent_frames(&mut self) -> bool {
-        self.queue.as_mut().is_some_and(Device::has_unsent_frames)
+    fn needs_retry(&mut self) -> bool {
+        self.queue.as_mut().is_some_and(Device::needs_retry)
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {

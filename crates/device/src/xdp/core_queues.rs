@@ -347,7 +347,7 @@ impl CoreQueues {
             let before = self.transmit_frames(arena, burst, run.at)?;
             taken += before;
             // A run must not overtake frames that wait in the rings.
-            if before < run.at || self.has_unsent_frames() {
+            if before < run.at || self.needs_retry() {
                 break;
             }
             let sender = self.segment_sender.as_mut();
@@ -460,7 +460,7 @@ impl Device for CoreQueues {
         self.put_into_effect(change)
     }
 
-    fn has_unsent_frames(&mut self) -> bool {
+    fn needs_retry(&mut self) -> bool {
         self.queues.iter_mut().any(Queue::has_unsent_frames)
     }
 

@@ -244,8 +244,8 @@ impl Device for XdpDevice {
         self.queues.pause_receive(wait_ns)
     }
 
-    fn has_unsent_frames(&mut self) -> bool {
-        self.queues.has_unsent_frames()
+    fn needs_retry(&mut self) -> bool {
+        self.queues.needs_retry()
     }
 
     fn prepare_sleep(&mut self) -> io::Result<bool> {
