@@ -199,7 +199,7 @@ impl CoreQueues {
             // Softirqs run the driver's receive path.
             self.poller = None;
         }
-        self.traffic.set_heavy();
+        self.traffic.prefer_polls();
         self.apply_traffic_mode()?;
         self.poll_driver()
     }
@@ -236,7 +236,7 @@ impl CoreQueues {
         let has_interrupts = || deferral.is_some_and(|deferral| !deferral.is_pending());
         !self.is_detached
             && !self.is_in_softirq_mode()
-            && (self.traffic.is_heavy() || !has_interrupts())
+            && (self.traffic.prefers_polls() || !has_interrupts())
     }
 
     /// Lets the device's settings take effect that were changed since the last call.
@@ -247,7 +247,7 @@ impl CoreQueues {
             Ok(change) => self.put_into_effect(change),
             // Without interrupts, polling continues.
             Err(_) => {
-                self.traffic.set_heavy();
+                self.traffic.prefer_polls();
                 Ok(())
             }
         }
@@ -264,13 +264,13 @@ impl CoreQueues {
         if self.is_detached || self.is_in_softirq_mode() {
             return Ok(());
         }
-        let heavy = self.traffic.is_heavy();
         let Some(deferral) = &mut self.irq_deferral else { return Ok(()) };
-        match if heavy { deferral.expect_polls() } else { deferral.interrupt_at_once() } {
+        let polls = self.traffic.prefers_polls();
+        match if polls { deferral.expect_polls() } else { deferral.interrupt_at_once() } {
             Ok(change) => self.put_into_effect(change),
             // If the kernel refuses, polling continues.
             Err(_) => {
-                self.traffic.set_heavy();
+                self.traffic.prefer_polls();
                 Ok(())
             }
         }
@@ -430,7 +430,9 @@ impl Device for CoreQueues {
             received += self.receive_round(arena, burst, quota - received)?;
         }
         self.next_receive = (self.next_receive + 1) % self.queues.len();
-        if self.traffic.on_poll(received) {
+        if self.irq_deferral.as_ref().is_some_and(IrqDeferral::is_pending) {
+            self.traffic.restart_window();
+        } else if self.traffic.on_poll(received) {
             self.apply_traffic_mode()?;
         }
         self.note_burst(received, quota);
@@ -455,7 +457,7 @@ impl Device for CoreQueues {
         let Some(deferral) = &mut self.irq_deferral else { return Ok(()) };
         let Ok(change) = deferral.defer_for(wait_ns) else { return Ok(()) };
         if change != TimeoutChange::None {
-            self.traffic.set_heavy();
+            self.traffic.prefer_polls();
         }
         self.put_into_effect(change)
     }

@@ -19,6 +19,7 @@ mod guard;
 mod holder;
 mod irq_deferral;
 mod link;
+mod mode_trials;
 #[cfg_attr(not(feature = "packet"), allow(dead_code))]
 mod napi;
 mod open;

@@ -2,14 +2,16 @@
 //!
 //! A poll moves frames off the NIC in bulk, on the polling core. But a NIC that waits for
 //! polls delays a lone frame as well: for the rest of a poll's time, or for the flush timeout
-//! while the owner sleeps. Light traffic therefore uses interrupts, as without polling.
+//! while the owner sleeps. Light traffic therefore uses interrupts, as without polling. Heavy
+//! traffic is polled if that serves more of it, which trials show.
 
 use std::time::{Duration, Instant};
 
+use super::mode_trials::ModeTrials;
+
 /// Number of frames in one measurement window.
 const WINDOW_FRAMES: u32 = 64;
-/// Maximum window time of heavy traffic: 90,000 frames per second. More than a peer has that sends
-/// the next request after each reply; with many in flight, polls serve more of them.
+/// Maximum window time of heavy traffic: 90,000 frames per second. Polls may serve more of it.
 const MAX_HEAVY_WINDOW: Duration = Duration::from_micros(711);
 /// Minimum window time of light traffic: 50,000 frames per second.
 const MIN_LIGHT_WINDOW: Duration = Duration::from_micros(1_280);
@@ -28,7 +30,8 @@ const MAX_EMPTY_POLLS: u32 = 16;
 /// Traffic measured over the current window.
 #[derive(Debug)]
 pub(super) struct TrafficMonitor {
-    heavy: bool,
+    polls: bool,
+    trials: ModeTrials,
     /// Admission limits are in force: most frames may be dropped before they are counted here.
     limiting: bool,
     frames: u32,
@@ -40,10 +43,11 @@ pub(super) struct TrafficMonitor {
 }
 
 impl TrafficMonitor {
-    /// Initial state: heavy until the first window is measured.
+    /// Initial state: polls until the first window is measured.
     pub(super) fn new() -> Self {
         Self {
-            heavy: true,
+            polls: true,
+            trials: ModeTrials::new(),
             limiting: false,
             frames: 0,
             productive_polls: 0,
@@ -52,23 +56,23 @@ impl TrafficMonitor {
         }
     }
 
-    /// True if traffic is heavy enough to poll.
-    pub(super) fn is_heavy(&self) -> bool {
-        self.heavy
+    /// True if the driver is to be polled.
+    pub(super) fn prefers_polls(&self) -> bool {
+        self.polls
     }
 
-    /// Treats the traffic as heavy and starts a new window.
-    pub(super) fn set_heavy(&mut self) {
+    /// Prefers polls, and starts a new window.
+    pub(super) fn prefer_polls(&mut self) {
         *self = Self { limiting: self.limiting, ..Self::new() };
     }
 
-    /// Sets whether admission limits are in force. Under limits the traffic counts as heavy,
-    /// however few frames are admitted.
+    /// Sets whether admission limits are in force. Under limits polls are preferred, however few
+    /// frames are admitted.
     pub(super) fn set_limiting(&mut self, limiting: bool) {
         *self = Self { limiting, ..Self::new() };
     }
 
-    /// Records a poll that found `frames` frames. Returns true if `is_heavy` changed.
+    /// Records a poll that found `frames` frames. Returns true if the preferred mode changed.
     #[inline]
     pub(super) fn on_poll(&mut self, frames: usize) -> bool {
         if frames == 0 {
@@ -80,31 +84,55 @@ impl TrafficMonitor {
         }
         self.frames += frames as u32;
         self.productive_polls += 1;
-        if self.frames < WINDOW_FRAMES {
+        let is_whole = self.frames >= WINDOW_FRAMES;
+        if !is_whole && !self.trials.is_overdue(|| self.window_start.elapsed()) {
             return false;
         }
         let now = Instant::now();
-        let window = self.projected_window(now);
-        let heavy = if self.heavy {
-            let come_alone = self.productive_polls >= MIN_LONE_POLLS;
-            window < if come_alone { MAX_HEAVY_WINDOW } else { MIN_LIGHT_WINDOW }
-        } else {
-            window < MAX_HEAVY_WINDOW
-                || self.productive_polls <= MAX_BURST_POLLS
-                || window < MIN_LIGHT_WINDOW && self.empty_polls <= MAX_EMPTY_POLLS
-        };
-        self.begin_window(now, heavy)
+        let polls = self.mode_after(self.projected_window(now));
+        self.begin_window(now, polls)
     }
 
-    /// Records that the device is about to sleep. Returns true if `is_heavy` changed.
+    /// True if the driver is to be polled after a window of this duration.
+    fn mode_after(&mut self, window: Duration) -> bool {
+        if self.trials.is_under_way() {
+            return self.trials.on_window(self.polls, window);
+        }
+        if self.is_light(window) {
+            self.trials.abandon();
+            return false;
+        }
+        let is_busy = self.empty_polls <= MAX_EMPTY_POLLS;
+        if !self.polls && is_busy && !self.trials.confirm_interrupts(window) {
+            self.trials.require_polls();
+            return true;
+        }
+        self.trials.on_window(self.polls, window)
+    }
+
+    /// True if the traffic of this window is so light that interrupts serve it best.
+    fn is_light(&self, window: Duration) -> bool {
+        if self.polls {
+            let come_alone = self.productive_polls >= MIN_LONE_POLLS;
+            return !self.trials.requires_polls()
+                && window >= if come_alone { MAX_HEAVY_WINDOW } else { MIN_LIGHT_WINDOW };
+        }
+        window >= MAX_HEAVY_WINDOW
+            && self.productive_polls > MAX_BURST_POLLS
+            && (window >= MIN_LIGHT_WINDOW || self.empty_polls > MAX_EMPTY_POLLS)
+    }
+
+    /// Records that the device is about to sleep. Returns true if the preferred mode changed.
     pub(super) fn on_sleep(&mut self) -> bool {
         let now = Instant::now();
         if self.limiting
             || now.duration_since(self.window_start) < MIN_LIGHT_WINDOW
             || self.projected_window(now) < MIN_LIGHT_WINDOW
+            || self.trials.is_under_way() && !self.trials.is_overdue(|| now - self.window_start)
         {
             return false;
         }
+        self.trials.abandon();
         self.begin_window(now, false)
     }
 
@@ -113,14 +141,16 @@ impl TrafficMonitor {
         now.duration_since(self.window_start) * WINDOW_FRAMES / self.frames.max(1)
     }
 
-    /// Starts a new window. Returns true if `is_heavy` changed.
-    fn begin_window(&mut self, now: Instant, heavy: bool) -> bool {
-        let (frames, productive_polls, empty_polls) = (0, 0, 0);
-        let previous = std::mem::replace(
-            self,
-            Self { heavy, frames, productive_polls, empty_polls, window_start: now, ..*self },
-        );
-        previous.heavy != heavy
+    /// Starts a new window, as the mode of this one is not yet in force.
+    pub(super) fn restart_window(&mut self) {
+        self.begin_window(Instant::now(), self.polls);
+    }
+
+    /// Starts a new window. Returns true if the preferred mode changed.
+    fn begin_window(&mut self, now: Instant, polls: bool) -> bool {
+        (self.frames, self.productive_polls, self.empty_polls) = (0, 0, 0);
+        self.window_start = now;
+        std::mem::replace(&mut self.polls, polls) != polls
     }
 }
 
@@ -128,80 +158,116 @@ impl TrafficMonitor {
 mod tests {
     use super::*;
 
-    /// Offers bursts of `burst` frames at `pps` frames per second for 100 ms, with one empty poll
-    /// before each burst. Returns the number of changes.
-    fn offer(traffic: &mut TrafficMonitor, burst: usize, pps: u32) -> usize {
-        offer_after(traffic, 1, burst, pps)
-    }
-
-    /// Offers bursts like `offer`, with `empty_polls` empty polls before each burst.
-    fn offer_after(
-        traffic: &mut TrafficMonitor,
-        empty_polls: usize,
+    /// Bursts of frames, with empty polls before each.
+    #[derive(Clone, Copy)]
+    struct Load {
         burst: usize,
-        pps: u32,
-    ) -> usize {
-        let gap = Duration::from_secs(1) * burst as u32 / pps;
-        let polls = pps as usize / 10 / burst;
-        (0..polls)
-            .filter(|_| {
-                traffic.window_start = traffic.window_start.checked_sub(gap).unwrap();
-                (0..empty_polls).for_each(|_| assert!(!traffic.on_poll(0)));
-                traffic.on_poll(burst)
-            })
-            .count()
+        empty_polls: usize,
+        /// Frames per second with interrupts, and with polls: peers that wait for replies send more
+        /// in the mode that serves them sooner.
+        pps: [u32; 2],
+    }
+
+    impl Load {
+        /// Bursts of `burst` frames at `pps` frames per second in both modes, with one empty poll before
+        /// each.
+        const fn of(burst: usize, pps: u32) -> Self {
+            Self { burst, empty_polls: 1, pps: [pps; 2] }
+        }
+    }
+
+    /// A load is served in the right mode after so many frames.
+    const MAX_FRAMES_BETWEEN_TRIALS: usize = 5_000 * WINDOW_FRAMES as usize;
+
+    /// Offers a load until `frames` frames have come. Returns the number of frames in polled windows.
+    fn offer_frames(traffic: &mut TrafficMonitor, load: Load, frames: usize) -> usize {
+        let mut polled = 0;
+        for _ in 0..frames / load.burst {
+            let pps = load.pps[usize::from(traffic.prefers_polls())];
+            let gap = Duration::from_secs(1) * load.burst as u32 / pps;
+            polled += load.burst * usize::from(traffic.prefers_polls());
+            traffic.window_start = traffic.window_start.checked_sub(gap).unwrap();
+            (0..load.empty_polls).for_each(|_| assert!(!traffic.on_poll(0)));
+            traffic.on_poll(load.burst);
+        }
+        polled
+    }
+
+    /// Offers a load, and returns true if the driver is polled in the end.
+    fn is_polled(traffic: &mut TrafficMonitor, load: Load) -> bool {
+        let frames = 10_000;
+        let polled = offer_frames(traffic, load, frames);
+        assert!(polled < frames / 2 || traffic.prefers_polls(), "{polled} of {frames}");
+        traffic.prefers_polls()
     }
 
     #[test]
-    fn light_traffic_uses_interrupts_and_heavy_traffic_is_polled() {
+    fn light_traffic_uses_interrupts() {
         let mut traffic = TrafficMonitor::new();
-        assert!(traffic.is_heavy());
-        assert_eq!(offer(&mut traffic, 2, 40_000), 1);
-        assert!(!traffic.is_heavy());
-        assert_eq!(offer(&mut traffic, 2, 70_000), 0, "neither light nor heavy");
-        assert_eq!(offer(&mut traffic, 2, 300_000), 1);
-        assert!(traffic.is_heavy());
-        assert_eq!(offer(&mut traffic, 2, 70_000), 0);
-        assert_eq!(offer(&mut traffic, 2, 20_000), 1);
-    }
-
-    /// A peer sends the next request after each reply: an interrupt serves it sooner than a poll.
-    #[test]
-    fn frames_that_come_one_by_one_are_light_traffic() {
-        let mut traffic = TrafficMonitor::new();
-        assert_eq!(offer(&mut traffic, 1, 70_000), 1);
-        assert!(!traffic.is_heavy());
-        assert_eq!(offer(&mut traffic, 1, 100_000), 1, "peers with many requests");
-        assert!(traffic.is_heavy());
+        assert!(traffic.prefers_polls());
+        for pps in [40_000, 20_000, 70_000] {
+            assert!(!is_polled(&mut traffic, Load::of(2, pps)), "{pps}");
+        }
+        // Never tried: a lone frame would wait for the next poll.
+        assert_eq!(offer_frames(&mut traffic, Load::of(2, 70_000), 10_000), 0);
     }
 
     #[test]
-    fn bursts_are_polled_at_a_low_rate() {
+    fn heavy_traffic_uses_the_mode_that_serves_more_of_it() {
+        let frames = 1_000_000;
+        for (burst, slow, fast) in
+            [(1, 95_000, 140_000), (2, 130_000, 210_000), (8, 50_000, 90_000)]
+        {
+            for empty_polls in [0, 1, 5] {
+                let mut traffic = TrafficMonitor::new();
+                // The load changes twice; the first frames of each are not counted.
+                for (pps, is_polled) in
+                    [([slow, fast], true), ([fast, slow], false), ([slow, fast], true)]
+                {
+                    let load = Load { burst, empty_polls, pps };
+                    offer_frames(&mut traffic, load, MAX_FRAMES_BETWEEN_TRIALS);
+                    let polled = offer_frames(&mut traffic, load, frames);
+                    let percent = 100 * if is_polled { polled } else { frames - polled } / frames;
+                    assert!(percent >= 97, "{burst} {empty_polls} {pps:?}: {percent} %");
+                }
+            }
+        }
+    }
+
+    /// A lone peer sends the next request after each reply.
+    #[test]
+    fn fast_lone_peer_has_interrupts() {
         let mut traffic = TrafficMonitor::new();
-        assert_eq!(offer(&mut traffic, 2, 20_000), 1);
-        assert_eq!(offer(&mut traffic, 16, 100_000), 1);
-        assert!(traffic.is_heavy());
+        let load = Load { burst: 1, empty_polls: 20, pps: [150_000, 70_000] };
+        let polled = offer_frames(&mut traffic, load, 1_000_000);
+        assert!(polled < 25_000, "{polled}");
     }
 
     #[test]
-    fn busy_device_polls_at_a_moderate_rate() {
+    fn device_that_interrupts_keep_busy_is_polled_at_once() {
         let mut traffic = TrafficMonitor::new();
-        assert_eq!(offer(&mut traffic, 2, 20_000), 1);
-        assert_eq!(offer_after(&mut traffic, 0, 2, 40_000), 0, "still light traffic");
-        assert_eq!(offer_after(&mut traffic, 0, 2, 80_000), 1);
-        assert!(traffic.is_heavy());
+        assert!(!is_polled(&mut traffic, Load::of(2, 20_000)));
+        let livelock = Load { burst: 64, empty_polls: 0, pps: [60_000, 400_000] };
+        offer_frames(&mut traffic, livelock, 64);
+        assert!(traffic.prefers_polls());
+        // The same after interrupts were found to serve enough.
+        let enough = Load { burst: 4, empty_polls: 0, pps: [400_000, 400_000] };
+        offer_frames(&mut traffic, enough, 100_000);
+        assert!(!traffic.prefers_polls());
+        offer_frames(&mut traffic, livelock, 64);
+        assert!(traffic.prefers_polls());
     }
 
     /// The flood is dropped on the interface; only a few frames are admitted.
     #[test]
-    fn few_admitted_frames_during_a_flood_are_heavy_traffic() {
+    fn few_admitted_frames_during_a_flood_are_polled() {
         let mut traffic = TrafficMonitor::new();
         traffic.set_limiting(true);
-        assert_eq!(offer(&mut traffic, 2, 20_000), 0);
+        assert!(is_polled(&mut traffic, Load::of(2, 20_000)));
         traffic.window_start -= 2 * MIN_LIGHT_WINDOW;
-        assert!(!traffic.on_sleep() && traffic.is_heavy());
+        assert!(!traffic.on_sleep() && traffic.prefers_polls());
         traffic.set_limiting(false);
-        assert_eq!(offer(&mut traffic, 2, 20_000), 1);
+        assert!(!is_polled(&mut traffic, Load::of(2, 20_000)));
     }
 
     #[test]
@@ -211,10 +277,21 @@ mod tests {
         assert!(!traffic.on_sleep(), "a pause between two bursts");
         traffic.window_start -= MIN_LIGHT_WINDOW;
         assert!(traffic.on_sleep());
-        assert!(!traffic.is_heavy());
+        assert!(!traffic.prefers_polls());
         traffic.window_start -= MIN_LIGHT_WINDOW;
         assert!(!traffic.on_sleep());
-        traffic.set_heavy();
-        assert!(traffic.is_heavy());
+        traffic.prefer_polls();
+        assert!(traffic.prefers_polls());
+    }
+
+    /// Frames that come before the mode is in force say nothing about it.
+    #[test]
+    fn restarted_window_counts_nothing_before() {
+        let mut traffic = TrafficMonitor::new();
+        for _ in 0..10_000 {
+            traffic.window_start -= Duration::from_millis(1);
+            traffic.restart_window();
+            assert!(!traffic.on_poll(1));
+        }
     }
 }
