@@ -12,7 +12,7 @@ const MEASURED: Duration = Duration::from_millis(20);
 const TRANSITION: Duration = Duration::from_millis(2);
 /// Time between two trials: doubled up to the maximum by each trial that changes nothing.
 const MIN_INTERVAL: Duration = MEASURED;
-const MAX_INTERVAL: Duration = Duration::from_secs(5);
+const MAX_INTERVAL: Duration = Duration::from_secs(2);
 /// Rate of polls, in percent of the rate with interrupts, from which polls are preferred. Interrupts
 /// serve a lone frame sooner.
 const MIN_POLLS_PERCENT: f64 = 102.0;
