@@ -61,16 +61,21 @@ fn median_of(runs: &[Run], figure: fn(&Run) -> f64) -> f64 {
 }
 
 impl CaseResults {
+    /// Median ratio of Tidegate's run to the kernel's run beside it: the speed of a shared machine
+    /// changes from one pair to the next.
+    fn ratio_of(&self, figure: fn(&Run) -> f64) -> f64 {
+        let pairs = self.own_runs.iter().zip(&self.kernel_runs);
+        median(pairs.map(|(own, kernel)| figure(own) / figure(kernel)))
+    }
+
     /// Tidegate's value over the kernel's.
     fn ratio(&self) -> f64 {
-        let kernel = median_of(&self.kernel_runs, |run| run.value);
-        median_of(&self.own_runs, |run| run.value) / kernel
+        self.ratio_of(|run| run.value)
     }
 
     /// Tidegate's processor time for a unit of work over the kernel's.
     fn cpu_ratio(&self) -> f64 {
-        let kernel = median_of(&self.kernel_runs, |run| run.server_us);
-        median_of(&self.own_runs, |run| run.server_us) / kernel
+        self.ratio_of(|run| run.server_us)
     }
 
     fn kernel_rows(&self) -> KernelRows {
@@ -172,7 +177,8 @@ fn conclude(results: &[CaseResults]) -> Experiment {
         "latency_ratio: median with one request in flight, below 1 is better; rate_64_ratio: requests/s \
          with 64 in flight; stream_*_ratio: bytes one way with frames as on a wire, with _gso with GSO \
          and GRO at both ends; each the worse of TCP and UDP, IPv4 and IPv6; cpu_64_ratio: busy time of \
-         the server's core for a request with 64 in flight over the kernel's, the worst case",
+         the server's core for a request with 64 in flight over the kernel's, the worst case; each the \
+         median ratio of two runs one after the other",
     );
     result
 }
@@ -215,5 +221,22 @@ mod tests {
         assert_eq!(result.figures["rate_64_ratio"], 0.5);
         assert_eq!(result.figures["cpu_64_ratio"], 2.0);
         assert!(!result.figures.contains_key("stream_in_ratio"));
+    }
+
+    /// On a machine that is slower for a while, both sides of a pair are.
+    #[test]
+    fn ratio_is_that_of_runs_one_after_the_other() {
+        let traffic = Traffic::Tcp { connections: 1 };
+        let runs = |values: [f64; 3]| values.map(|value| Run { value, server_us: 1.0 }).to_vec();
+        let results = CaseResults {
+            case: Case { traffic, family: Family::V4 },
+            kernel: FirstPass::new(
+                traffic.goal(),
+                [(ServerKind::KERNEL[0], ServerKind::KERNEL[0].name(), 20.0)],
+            ),
+            kernel_runs: runs([20.0, 20.0, 40.0]),
+            own_runs: runs([18.0, 36.0, 36.0]),
+        };
+        assert_eq!(results.ratio(), 0.9);
     }
 }
