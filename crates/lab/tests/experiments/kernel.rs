@@ -157,6 +157,7 @@ fn ordinary_lab_compares_with_the_kernels_best() {
     let short = ["--quick", "--seconds", "0.05", "--only"];
     for (case, figures) in [
         ("UDP IPv6, 64", &["rate_64_ratio", "cpu_64_ratio"][..]),
+        ("TCP IPv6, 4 ", &["rate_4_ratio"]),
         ("TCP IPv4, 1 ", &["latency_ratio"]),
     ] {
         let result = lab(&[&["ordinary"], &short[..], &[case]].concat());

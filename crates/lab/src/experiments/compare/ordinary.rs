@@ -12,10 +12,16 @@ use crate::stats::{median, round_to_thousandths};
 use crate::testbed::receive_work::ReceiveWork;
 use crate::testbed::tcp::{KernelProgram, ServerKind, TcpLabConfig, TcpTestbed, choose_cores};
 
-const TRAFFIC: [Traffic; 8] = [
+/// Requests in flight of a few peers: enough to keep the server from sleeping, too few for large
+/// bursts.
+const FEW_IN_FLIGHT: usize = 4;
+
+const TRAFFIC: [Traffic; 10] = [
     Traffic::Tcp { connections: 1 },
+    Traffic::Tcp { connections: FEW_IN_FLIGHT },
     Traffic::Tcp { connections: MANY_IN_FLIGHT },
     Traffic::Udp { in_flight: 1 },
+    Traffic::Udp { in_flight: FEW_IN_FLIGHT },
     Traffic::Udp { in_flight: MANY_IN_FLIGHT },
     Traffic::Stream { into_server: true, offload: false },
     Traffic::Stream { into_server: false, offload: false },
@@ -27,6 +33,9 @@ const TRAFFIC: [Traffic; 8] = [
 fn figure(traffic: Traffic) -> &'static str {
     match traffic {
         Traffic::Tcp { connections: 1 } | Traffic::Udp { in_flight: 1 } => "latency_ratio",
+        Traffic::Tcp { connections: FEW_IN_FLIGHT } | Traffic::Udp { in_flight: FEW_IN_FLIGHT } => {
+            "rate_4_ratio"
+        }
         Traffic::Tcp { .. } | Traffic::Udp { .. } => "rate_64_ratio",
         Traffic::Stream { into_server: true, offload: false } => "stream_in_ratio",
         Traffic::Stream { into_server: false, offload: false } => "stream_out_ratio",
@@ -174,8 +183,8 @@ fn conclude(results: &[CaseResults]) -> Experiment {
          kernel's best way, chosen in a first pass and measured again in turn; messages of 64 bytes",
     );
     result.note(
-        "latency_ratio: median with one request in flight, below 1 is better; rate_64_ratio: requests/s \
-         with 64 in flight; stream_*_ratio: bytes one way with frames as on a wire, with _gso with GSO \
+        "latency_ratio: median with one request in flight, below 1 is better; rate_4_ratio and \
+         rate_64_ratio: requests/s with 4 and 64 in flight; stream_*_ratio: bytes one way with frames as on a wire, with _gso with GSO \
          and GRO at both ends; each the worse of TCP and UDP, IPv4 and IPv6; cpu_64_ratio: busy time of \
          the server's core for a request with 64 in flight over the kernel's, the worst case; each the \
          median ratio of two runs one after the other",
@@ -214,10 +223,12 @@ mod tests {
         let result = conclude(&[
             results(Traffic::Tcp { connections: 1 }, 10.0, 20.0),
             results(Traffic::Udp { in_flight: 1 }, 30.0, 20.0),
+            results(Traffic::Udp { in_flight: 4 }, 70.0, 100.0),
             results(Traffic::Tcp { connections: 64 }, 300.0, 100.0),
             results(Traffic::Udp { in_flight: 64 }, 50.0, 100.0),
         ]);
         assert_eq!(result.figures["latency_ratio"], 1.5);
+        assert_eq!(result.figures["rate_4_ratio"], 0.7);
         assert_eq!(result.figures["rate_64_ratio"], 0.5);
         assert_eq!(result.figures["cpu_64_ratio"], 2.0);
         assert!(!result.figures.contains_key("stream_in_ratio"));
