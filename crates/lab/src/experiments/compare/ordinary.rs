@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn cases_are_chosen_by_their_words() {
         assert_eq!(Case::of_traffic(&TRAFFIC, None).unwrap().len(), 2 * TRAFFIC.len());
-        assert_eq!(Case::of_traffic(&TRAFFIC, Some("UDP IPv6")).unwrap().len(), 2);
+        assert_eq!(Case::of_traffic(&TRAFFIC, Some("UDP IPv6")).unwrap().len(), 3);
         assert!(
             Case::of_traffic(&TRAFFIC, Some("no such case"))
                 .unwrap_err()
