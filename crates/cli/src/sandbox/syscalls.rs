@@ -208,6 +208,8 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
         (libc::SYS_ioctl, &[is(1, libc::FIONBIO)]),
         (libc::SYS_ioctl, &[is(1, libc::FIONREAD)]),
         (libc::SYS_ioctl, &[is(1, libc::TCGETS)]),
+        // A packet socket asks for a link that went down.
+        (libc::SYS_ioctl, &[is(1, libc::SIOCGIFFLAGS)]),
         // Busy polling of an epoll, of the servers on kernel sockets.
         (libc::SYS_ioctl, &[is(1, EPIOCSPARAMS)]),
         (libc::SYS_bpf, &[is(0, BPF_MAP_LOOKUP_ELEM)]),
