@@ -239,12 +239,26 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
 #[cfg(test)]
 mod tests {
     use std::io::ErrorKind;
+    use std::os::fd::AsRawFd;
     use std::os::unix::process::CommandExt;
     use std::process::Command;
 
     use rustix::net::{AddressFamily, SocketType};
 
     use super::*;
+
+    /// Asks for an interface as a packet socket does.
+    fn ask_for_loopback() -> std::io::Result<()> {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
+        // SAFETY: all zero is a valid `ifreq`: no name, no flags.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_name[..2].copy_from_slice(&b"lo".map(|byte| byte as libc::c_char));
+        // SAFETY: SIOCGIFFLAGS reads and writes one `ifreq`, which is live.
+        match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &mut request) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
 
     /// Runs on its own thread, because a filter cannot be removed.
     #[test]
@@ -256,6 +270,7 @@ mod tests {
                 assert_eq!(socket(refused), Err(rustix::io::Errno::NOSYS), "{refused:?}");
             }
             assert_eq!(socket(AddressFamily::UNIX), Ok(()));
+            ask_for_loopback().unwrap();
             let not_started = Command::new("/bin/true").exec();
             assert_eq!(not_started.raw_os_error(), Some(libc::ENOSYS), "{not_started}");
             let set_user = rustix::thread::set_thread_uid(rustix::process::getuid());
