@@ -184,8 +184,8 @@ fn conclude(results: &[CaseResults]) -> Experiment {
     );
     result.note(
         "latency_ratio: median with one request in flight, below 1 is better; rate_4_ratio and \
-         rate_64_ratio: requests/s with 4 and 64 in flight; stream_*_ratio: bytes one way with frames as on a wire, with _gso with GSO \
-         and GRO at both ends; each the worse of TCP and UDP, IPv4 and IPv6; cpu_64_ratio: busy time of \
+         rate_64_ratio: requests/s with 4 and 64 in flight; stream_*_ratio: bytes one way with frames \
+         as on a wire, with _gso with GSO and GRO at both ends; each the worse of TCP and UDP, IPv4 and IPv6; cpu_64_ratio: busy time of \
          the server's core for a request with 64 in flight over the kernel's, the worst case; each the \
          median ratio of two runs one after the other",
     );
@@ -209,17 +209,22 @@ mod tests {
         );
     }
 
+    fn results(traffic: Traffic, own: &[f64], kernel: &[f64]) -> CaseResults {
+        let best = ServerKind::KERNEL[0];
+        let runs = |values: &[f64], server_us| {
+            values.iter().map(|&value| Run { value, server_us }).collect()
+        };
+        CaseResults {
+            case: Case { traffic, family: Family::V4 },
+            kernel: FirstPass::new(traffic.goal(), [(best, best.name(), kernel[0])]),
+            kernel_runs: runs(kernel, 1.0),
+            own_runs: runs(own, 2.0),
+        }
+    }
+
     #[test]
     fn figures_have_the_worst_case() {
-        let results = |traffic, own: f64, kernel: f64| CaseResults {
-            case: Case { traffic, family: Family::V4 },
-            kernel: FirstPass::new(
-                traffic.goal(),
-                [(ServerKind::KERNEL[0], ServerKind::KERNEL[0].name(), kernel)],
-            ),
-            kernel_runs: vec![Run { value: kernel, server_us: 1.0 }],
-            own_runs: vec![Run { value: own, server_us: 2.0 }],
-        };
+        let results = |traffic, own, kernel| results(traffic, &[own], &[kernel]);
         let result = conclude(&[
             results(Traffic::Tcp { connections: 1 }, 10.0, 20.0),
             results(Traffic::Udp { in_flight: 1 }, 30.0, 20.0),
@@ -238,16 +243,7 @@ mod tests {
     #[test]
     fn ratio_is_that_of_runs_one_after_the_other() {
         let traffic = Traffic::Tcp { connections: 1 };
-        let runs = |values: [f64; 3]| values.map(|value| Run { value, server_us: 1.0 }).to_vec();
-        let results = CaseResults {
-            case: Case { traffic, family: Family::V4 },
-            kernel: FirstPass::new(
-                traffic.goal(),
-                [(ServerKind::KERNEL[0], ServerKind::KERNEL[0].name(), 20.0)],
-            ),
-            kernel_runs: runs([20.0, 20.0, 40.0]),
-            own_runs: runs([18.0, 36.0, 36.0]),
-        };
+        let results = results(traffic, &[18.0, 36.0, 36.0], &[20.0, 20.0, 40.0]);
         assert_eq!(results.ratio(), 0.9);
     }
 }
