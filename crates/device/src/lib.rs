@@ -56,6 +56,7 @@ mod rx_missed;
 mod segments;
 pub mod sharded;
 pub mod steering;
+mod sys;
 pub mod tap;
 pub mod topology;
 pub mod trace;

@@ -11,6 +11,7 @@ use tidegate_wire::Medium;
 
 use super::filter::Instruction;
 use crate::segments::MAX_MERGED_BYTES;
+use crate::sys::interface_request;
 use crate::vnet;
 
 /// Maximum number of frames in one system call.
@@ -145,13 +146,7 @@ impl Socket {
 
     /// True if the interface of this name is up (`IFF_UP`).
     pub fn is_up(&self, interface: &str) -> io::Result<bool> {
-        // SAFETY: all zero is a valid `ifreq`: no name, no flags.
-        let mut request: libc::ifreq = unsafe { mem::zeroed() };
-        for (to, &from) in
-            request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(interface.as_bytes())
-        {
-            *to = from as libc::c_char;
-        }
+        let mut request = interface_request(interface);
         // SAFETY: SIOCGIFFLAGS reads and writes one `ifreq`, which is live.
         check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SIOCGIFFLAGS, &mut request) })?;
         // SAFETY: SIOCGIFFLAGS has set the flags.

@@ -2,21 +2,16 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Longest interface name in bytes.
-pub const NAME_BYTES: usize = libc::IFNAMSIZ - 1;
+pub use crate::sys::NAME_BYTES;
+use crate::sys::interface_request;
 
 /// Attaches the descriptor of `/dev/net/tun` to a device, created if needed, and returns the
 /// device's name. The kernel completes an empty name or one with `%d`; bytes beyond
 /// [`NAME_BYTES`] are cut off.
 pub fn attach(fd: BorrowedFd<'_>, name: &str, flags: libc::c_int) -> io::Result<String> {
-    // SAFETY: all zero is a valid `ifreq`: no name, no flags.
-    let mut request: libc::ifreq = unsafe { mem::zeroed() };
-    for (to, &from) in request.ifr_name.iter_mut().zip(name.as_bytes().iter().take(NAME_BYTES)) {
-        *to = from as libc::c_char;
-    }
+    let mut request = interface_request(name);
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: TUNSETIFF reads and writes one `ifreq`, which is live.
     if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) } < 0 {
@@ -27,8 +22,7 @@ pub fn attach(fd: BorrowedFd<'_>, name: &str, flags: libc::c_int) -> io::Result<
 
 /// Name and flags of the device that the descriptor is attached to.
 pub fn attached(fd: BorrowedFd<'_>) -> io::Result<(String, libc::c_int)> {
-    // SAFETY: all zero is a valid `ifreq`: no name, no flags.
-    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    let mut request = interface_request("");
     // SAFETY: TUNGETIFF writes one `ifreq`, which is live.
     if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &mut request) } < 0 {
         return Err(io::Error::last_os_error());

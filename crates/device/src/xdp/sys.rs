@@ -1,7 +1,7 @@
 //! Raw system calls and shared memory. The only file of this module with `unsafe` code.
 
 use std::io;
-use std::mem::{MaybeUninit, size_of, transmute, zeroed};
+use std::mem::{size_of, transmute, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
@@ -9,6 +9,8 @@ use std::sync::atomic::AtomicU32;
 use io_uring::{IoUring, Parameters, opcode, squeue, types};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::xdp::XdpRingOffset;
+
+use crate::sys::interface_request;
 
 /// `XDP_MAX_TX_SKB_BUDGET` of `linux/if_xdp.h`, since Linux 6.17.
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
@@ -418,13 +420,7 @@ pub(super) fn active_receive_queues(socket: BorrowedFd<'_>, interface: &str) -> 
         combined: u32,
     }
     let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
-    // SAFETY: all zeros are a valid `ifreq`.
-    let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
-    // The last byte stays zero: it terminates the name.
-    let max_len = request.ifr_name.len() - 1;
-    for (to, from) in request.ifr_name[..max_len].iter_mut().zip(interface.bytes()) {
-        *to = from as libc::c_char;
-    }
+    let mut request = interface_request(interface);
     request.ifr_ifru.ifru_data = (&raw mut channels).cast();
     // SAFETY: the command reads an `ifreq` whose data points to the live
     // structure that the command fills in.
